@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,8 @@ _WORKINGS: Final = frozenset(
     }
 )
 _DATA_SET: Final = ".dataset."
+# How the setting of a tensor is written: its class, type, shape and checksum.
+_TENSOR: Final = re.compile(r"\w+ (?P<dtype>\S+) (?P<shape>\(.*\)) \S+")
 _MOST: Final = 2
 _LONGEST: Final = 24  # a text that is shown
 
@@ -80,10 +83,11 @@ def loader_change(pair: FactsPair) -> LoaderChange:
 def holds_otherwise(target: Facts | None, reference: Facts | None, value: Value) -> bool:
     """Return whether data sets hold other tensors of a value's type and shape."""
     sides = [{} if facts is None else _samples(facts.settings) for facts in (target, reference)]
-    shape = f"({', '.join(map(str, value.shape or ()))}{',' * (len(value.shape or ()) == 1)})"
+    shape = str(tuple(value.shape or ()))
     return any(
-        normal_dtype(value.dtype) in map(normal_dtype, text.split())
-        and shape in text
+        (held := _TENSOR.fullmatch(text)) is not None
+        and normal_dtype(held["dtype"]) == normal_dtype(value.dtype)
+        and held["shape"] == shape
         and sides[1].get(name, text) != text
         for name, text in sides[0].items()
     )

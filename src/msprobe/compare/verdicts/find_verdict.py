@@ -26,7 +26,6 @@ from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
     first_given,
     of_clue,
-    small_cause,
     without_cause,
 )
 
@@ -108,7 +107,7 @@ class _Search:
 
         Gradients follow from it, though each result agrees within the tolerance of its type.
         """
-        clue, culprit = small_cause(self._findings), self._culprit
+        clue, culprit = self._findings.small_cause(), self._culprit
         if (
             clue is None
             or clue.verdict is VerdictClass.UNEXPLAINED

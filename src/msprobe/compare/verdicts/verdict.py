@@ -21,7 +21,7 @@ from msprobe.compare.training.history import Apart
 from msprobe.compare.training.start import SharedParameters
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
-from msprobe.compare.verdicts.places import Place
+from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 
@@ -196,6 +196,16 @@ class Findings:
             next=next_steps,
             scope=self.scope,
         )
+
+    def small_cause(self) -> Clue | None:
+        """Return what may be a cause though its effect is as small as rounding.
+
+        Or what moves as a whole in the first step in which anything differs.
+        """
+        small = next((each.small for each in self.steps if each.small is not None), None)
+        differing = [each for each in self.steps if not each.is_exact]
+        first = [each for each in differing if each.step == differing[0].step]
+        return small or next((each.shifted for each in first if each.shifted is not None), None)
 
     def numeric_settings(self) -> FactDifference | None:
         """Return the settings that choose kernels or a precision, if they differ."""

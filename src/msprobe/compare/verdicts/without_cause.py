@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.differences import Moment, Phase
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.verdicts.effective_facts import follows_results
+from msprobe.compare.verdicts.equal_results import equal_results
 from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue, Size
+from msprobe.compare.verdicts.precision_words import (
+    casts_in,
+    lone_cast,
+    precisions_in,
+    where_of_precision,
+)
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -66,13 +72,13 @@ def without_cause(findings: Findings) -> Verdict:
     found = None if first is None else _beyond_rounding(findings, first)
     if found is not None:
         return found
-    clue = small_cause(findings)
+    clue = findings.small_cause()
     if clue is not None and clue.size is not Size.WITHIN and not _is_of_types(findings, clue):
         return of_clue(findings, clue)
     if first is not None:
         return _rounding(findings, clue)
     fed = _fed_nearly(findings) if inside else None
-    return fed or _equal(findings, unmatched, inside)
+    return fed or equal_results(findings, unmatched, inside)
 
 
 def _has_same_data(findings: Findings) -> bool:
@@ -85,7 +91,7 @@ def _has_same_data(findings: Findings) -> bool:
 def _is_of_types(findings: Findings, clue: Clue) -> bool:
     """Return whether the types of both sides explain as much as a clue without a cause."""
     is_open = clue.verdict in (VerdictClass.UNEXPLAINED, VerdictClass.PRECISION)
-    return is_open and clue.size is Size.SMALL and bool(_precisions(findings))
+    return is_open and clue.size is Size.SMALL and bool(precisions_in(findings))
 
 
 def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
@@ -109,7 +115,7 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
         )
     if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
         return None
-    precisions = _precisions(findings)
+    precisions = precisions_in(findings)
     if not (precisions and _are_outgrown(findings, first.step)):
         return _unexplained(findings)
     return findings.conclude(
@@ -118,7 +124,7 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
         f"{first.step}, from which the later ones follow",
         Confidence.LIKELY,
         evidence=list(_choices(findings)),
-        where=_where_of_precision(findings),
+        where=where_of_precision(findings),
     )
 
 
@@ -143,14 +149,14 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     more += f"; {excused}" if excused else ""
     late = None if more else _late_before_all(findings)
     more += f"; {late.words}, before anything differs, step {late.place.step}" if late else ""
-    precisions = _precisions(findings) or _casts(findings) or _lone_cast(findings)
+    precisions = precisions_in(findings) or casts_in(findings) or lone_cast(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
         + f"every difference is explained by the rounding of its call or by its inputs{more}",
         Confidence.LIKELY if more else Confidence.PROVED,
         evidence=_furthest(findings),
-        where=_where_of_precision(findings),
+        where=where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
 
@@ -238,12 +244,6 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
     )
 
 
-def small_cause(findings: Findings) -> Clue | None:
-    """Return what may be a cause though its effect is as small as rounding."""
-    small = next((each.small for each in findings.steps if each.small is not None), None)
-    return small or _shifted(findings)
-
-
 def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
     """Return the verdict that such a cause is the cause."""
     rank = next(each.rank for each in findings.steps if clue in (each.small, each.shifted))
@@ -257,13 +257,6 @@ def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict
         where=Where.at(clue.place, rank),
         next_steps=[*clue.place.next, *more],
     )
-
-
-def _shifted(findings: Findings) -> Clue | None:
-    """Return what moves as a whole in the first step in which anything differs."""
-    differing = [each for each in findings.steps if not each.is_exact]
-    first = [each for each in differing if each.step == differing[0].step]
-    return next((each.shifted for each in first if each.shifted is not None), None)
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
@@ -280,7 +273,7 @@ def _are_outgrown(findings: Findings, step: int) -> bool:
 def _within_noise(findings: Findings) -> Verdict:
     within = sum(each.within for each in findings.noise)
     loose = sum(each.loose for each in findings.noise)
-    precisions = _precisions(findings)
+    precisions = precisions_in(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -288,7 +281,7 @@ def _within_noise(findings: Findings) -> Verdict:
         f"recordings of the reference ({within} values, {loose} of them beyond the tolerance of "
         "their types)",
         Confidence.PROVED,
-        where=_where_of_precision(findings),
+        where=where_of_precision(findings),
     )
 
 
@@ -318,7 +311,7 @@ def _unexplained(findings: Findings) -> Verdict:
                 where=Where.at(lone.place, observed.rank),
                 next_steps=[f"look at {lone.place.source or lone.place.record}"],
             )
-        clue = small_cause(findings)
+        clue = findings.small_cause()
         if clue is not None and clue.place.step <= observed.step:
             return of_clue(findings, clue, more)
         hidden = next((each for each in findings.steps if each.unnoticed is not None), None)
@@ -362,52 +355,6 @@ def _of_hidden(findings: Findings, observed: StepObservations, clue: Clue) -> Ve
     )
 
 
-def _precisions(findings: Findings) -> str:
-    """Return the floating types that differ most often, in words; empty if none do."""
-    total: Counter[tuple[str, str]] = Counter()
-    for each in findings.steps:
-        total.update(each.precisions)
-    if not total:
-        return ""
-    (types, count), *_ = total.most_common(1)
-    words = f"{count} values are {types[0]} in the target, {types[1]} in the reference"
-    first = next((each.first_precision for each in findings.steps if each.first_precision), None)
-    return words if first is None else f"{words}, first in {first.words}"
-
-
-def _casts(findings: Findings) -> str:
-    """Return the first cast without a record that differs, in words; empty if none does.
-
-    Behind a model no value shows in which type a loss is computed. More micro batches make more
-    casts.
-    """
-    if findings.is_divided:
-        return ""
-    return next((each.cast.words for each in findings.steps if each.cast), "")
-
-
-def _of_agreeing(findings: Findings, close: int, inside: int) -> str:
-    """Return what makes precisions of results that agree; those of one type agree to the bit."""
-    found = _precisions(findings) or (_casts(findings) if close else "")
-    return found or (_lone_cast(findings) if inside else "")
-
-
-def _lone_cast(findings: Findings) -> str:
-    """Return the first cast to a coarser type by one side alone, in words; empty without one.
-
-    Or if every update leaves the same parameters.
-    """
-    if not findings.changed_steps:
-        return ""
-    noticed = (each.unnoticed for each in findings.steps if each.unnoticed is not None)
-    return next((each.words for each in noticed if each.verdict is VerdictClass.PRECISION), "")
-
-
-def _where_of_precision(findings: Findings) -> Where | None:
-    places = ((each.first_precision, each.rank) for each in findings.steps)
-    return next((Where.at(place, rank) for place, rank in places if place is not None), None)
-
-
 def _of_inputs(findings: Findings) -> Verdict:
     first = next((each for each in findings.steps if each.forward_differs), None)
     names = findings.inputs
@@ -420,115 +367,6 @@ def _of_inputs(findings: Findings) -> Verdict:
         where=None if first is None else Where(step=first.step, rank=first.rank, phase=Phase.DATA),
         next_steps=[for_inputs(names)],
     )
-
-
-def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
-    counts = findings.counts
-    close = counts[Status.CLOSE]
-    agreeing = counts[Status.EQUAL] + close
-    if unmatched and not inside and not agreeing:
-        return _nothing_shared(findings)
-    compiled = next((each for each in findings.steps if each.compiled is not None), None)
-    if compiled is not None and compiled.compiled is not None:
-        return _unseen(findings, compiled, compiled.compiled)
-    arguments = sum(each.idle_arguments for each in findings.steps)
-    others = ""
-    evened = next((each.evened for each in findings.steps if each.evened is not None), None)
-    if inside > arguments:
-        others = f"{inside - arguments} others differ on the way to results that agree"
-        if evened is not None:
-            others += f", first {evened.words}"
-    elif unmatched and not any(each.unused for each in findings.steps):
-        others = "the sides make different calls, without consequence for any value"
-    broken = next((each for each in findings.steps if each.broken_off is not None), None)
-    precisions = _of_agreeing(findings, close, inside)
-    parts = (
-        f"{agreeing} values agree"
-        + (f", {close} of them within the tolerance of their types" if close else ""),
-        precisions,
-        f"{arguments} arguments differ without consequence" if arguments else "",
-        others,
-        ""
-        if broken is None
-        else f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
-    )
-    words = "; ".join(filter(None, parts))
-    data = next((each for each in findings.facts if _are_other_data(each)), None)
-    if data is not None and (close or inside):
-        words = f"{words}; {data.words}"
-        return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    # What changes no bit of any value has no effect, however small.
-    clue = small_cause(findings) if close or inside else None
-    if clue is not None:
-        words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
-        return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
-    late = next((each for each in findings.steps if each.late_call is not None), None)
-    if late is not None and late.late_call is not None and not late.knows_updates:
-        return findings.conclude(
-            VerdictClass.EQUAL,
-            f"{words} that was recorded",
-            Confidence.POSSIBLE,
-            evidence=[
-                f"{late.late_call.words}; whether it changes a gradient or a parameter was not "
-                "recorded"
-            ],
-            next_steps=[
-                *late.late_call.place.next,
-                'record both runs with "facts": true and an optimizer, or at level mix',
-            ],
-        )
-    blind = next(_blind_ends(findings), None)
-    if blind is not None:
-        return findings.conclude(
-            VerdictClass.EQUAL,
-            f"{words}; what step {blind.step} made of the parameters was not recorded",
-            Confidence.POSSIBLE if blind.runs_compiled else Confidence.LIKELY,
-            next_steps=["record both runs again: parameters are read when a step ends"],
-        )
-    unused = next((each for each in findings.steps if each.unused is not None), None)
-    if unused is None or unused.unused is None:
-        more = [] if evened is None else evened.place.next
-        if (close or inside) and precisions:
-            where = _where_of_precision(findings)
-            return findings.conclude(
-                VerdictClass.PRECISION, words, Confidence.PROVED, where=where, next_steps=more
-            )
-        return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED, next_steps=more)
-    # A call of one side alone may be a log; another argument is meant for something.
-    is_cause = unused.unused.verdict is VerdictClass.ARGUMENT and not (close or inside)
-    found = (
-        f"{unused.unused.words}, step {unused.step}, which changes a tensor that no recorded call "
-        "uses"
-    )
-    return findings.conclude(
-        VerdictClass.ARGUMENT if is_cause else VerdictClass.EQUAL,
-        f"{found}; {words}" if is_cause else f"{words}; {found}",
-        Confidence.POSSIBLE,
-        where=Where.at(unused.unused.place, unused.rank),
-        next_steps=unused.unused.place.next,
-    )
-
-
-def _nothing_shared(findings: Findings) -> Verdict:
-    """Return what the parameters tell where no call is on both sides."""
-    if not findings.has_same_updates:
-        words = "no value is on both sides"
-        for step, apart in itertools.islice(sorted(findings.apart.items()), 1):
-            words += f"; {apart.words(step)}"
-        return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
-    words = "no call is on both sides, and every update leaves the same parameters"
-    if findings.changed_steps:
-        words = (
-            "no call is on both sides, and every update leaves the same parameters within the "
-            "tolerance of their types"
-        )
-    return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
-
-
-def _are_other_data(fact: FactDifference) -> bool:
-    """Return whether batches differ by more than rounding."""
-    is_data = fact.verdict is VerdictClass.DATA and not fact.is_reordered
-    return is_data and fact.effect is not Effect.NONE
 
 
 def _unseen_update(findings: Findings) -> Verdict | None:
@@ -551,35 +389,6 @@ def _unseen_update(findings: Findings) -> Verdict | None:
             ],
         )
     return None
-
-
-def _blind_ends(findings: Findings) -> Iterator[StepObservations]:
-    """Yield the last step of each rank, if it may have changed parameters and nothing shows how.
-
-    Earlier ones show in the parameters with which the next step starts.
-    """
-    last = {each.rank: each for each in findings.steps}
-    for each in last.values():
-        may_change = each.runs_compiled or (each.has_modules_only and each.trains)
-        if may_change and (each.step, each.rank) not in findings.known_after and each.has_facts:
-            yield each
-
-
-def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> Verdict:
-    """Return that compiled code comes to another result, and nothing inside of it was seen."""
-    later = [step for step in findings.changed_steps if step >= observed.step]
-    changed = f"; the parameters differ after step {min(later)}" if later else ""
-    return findings.conclude(
-        VerdictClass.UNEXPLAINED,
-        f"{compiled.words} (step {observed.step}){changed}; it is compiled, and no rounding "
-        "explains what was not recorded inside of it",
-        Confidence.POSSIBLE,
-        where=Where.at(compiled.place, observed.rank),
-        next_steps=[
-            *compiled.place.next,
-            "record both runs without compiling, or at level mix",
-        ],
-    )
 
 
 def _jump_words(jump: Jump) -> str:
