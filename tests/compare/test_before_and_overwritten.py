@@ -172,35 +172,3 @@ def test_models_that_share_no_parameter_are_different_programs(tmp_path: Path, l
     verdict = verdict_on(tmp_path, classified, True, False, level=level)
 
     assert verdict["class"] == "different_programs", verdict["sentence"]
-
-
-def evaluated(debugger: PrecisionDebugger, updates_first: bool) -> None:
-    """Evaluate an average of the weights, of which the recording knows no more than its calls."""
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    average = copy.deepcopy(model).requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(model.parameters(), 5.0)
-    batches = torch.randn(3, 8, 6)
-
-    @torch.no_grad()
-    def update() -> None:
-        for kept, new in zip(average.parameters(), model.parameters(), strict=True):
-            kept.lerp_(new, 0.5)
-
-    for number in recorded_steps(debugger, model):
-        optimizer.zero_grad()
-        model(batches[number]).square().mean().backward()
-        if updates_first:
-            update()
-        optimizer.step()
-        if not updates_first:
-            update()
-        with torch.no_grad():
-            average(batches[number])
-
-
-def test_results_that_differ_are_no_results_that_agree(tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, evaluated, True, False)
-
-    assert verdict["confidence"] != "proved", verdict["sentence"]
-    assert "on the way to results that agree" not in verdict["sentence"]
-    assert "Tensor.lerp_" in verdict["sentence"]

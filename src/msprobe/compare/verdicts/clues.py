@@ -29,7 +29,6 @@ from msprobe.compare.training.outlines import (
     difference_of_writes,
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.history import is_no_rounding
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.statistics_error import distance_of
@@ -368,19 +367,6 @@ def _is_cleared(row: Row) -> bool:
 
 def _is_result(row: Row) -> bool:
     return row.value.role is Role.OUTPUT
-
-
-def idle_result(comparison: RankComparison) -> Clue | None:
-    """Return the first result that differs by more than rounding, where gradients are the same.
-
-    That the optimizer gets the same excuses it, but nobody knows what the program makes of it: an
-    evaluation, say, of an average of weights.
-    """
-    for row in comparison.rows:
-        if row.cause is Cause.SAME_GRADIENTS and is_no_rounding(row):
-            place = Place.of(comparison, row.pair)
-            return Clue(f"{row.name}{place.line}", place)
-    return None
 
 
 def unused_change(comparison: RankComparison) -> Clue | None:

@@ -31,7 +31,6 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if compiled is not None and compiled.compiled is not None:
         return _unseen(findings, compiled, compiled.compiled)
     evened = _evened(findings)
-    idle = next((each.idle for each in findings.steps if each.idle is not None), None)
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
     arguments = sum(each.idle_arguments for each in findings.steps)
     precisions = precisions_of_agreeing(findings, close, inside)
@@ -40,7 +39,7 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
         + (f", {close} of them within the tolerance of their types" if close else ""),
         precisions,
         f"{arguments} arguments differ without consequence" if arguments else "",
-        _others(findings, unmatched, inside - arguments, idle),
+        _others(findings, unmatched, inside - arguments),
         ""
         if broken is None
         else f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
@@ -50,10 +49,6 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    if idle is not None:
-        return findings.conclude(
-            VerdictClass.EQUAL, words, Confidence.LIKELY, next_steps=idle.place.next
-        )
     # What changes no bit of any value has no effect, however small.
     clue = findings.small_cause() if close or inside else None
     if clue is not None:
@@ -106,13 +101,8 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     )
 
 
-def _others(findings: Findings, unmatched: int, differing: int, idle: Clue | None) -> str:
-    """Return what else differs, in words: values, an idle result among them, or calls."""
-    if differing > 0 and idle is not None:
-        return (
-            f"{differing} others differ, though the optimizer gets the same gradients, "
-            f"first {idle.words}, step {idle.place.step}"
-        )
+def _others(findings: Findings, unmatched: int, differing: int) -> str:
+    """Return what else differs, in words: values, or calls."""
     if differing > 0:
         evened = _evened(findings)
         words = f"{differing} others differ on the way to results that agree"

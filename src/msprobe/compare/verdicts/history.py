@@ -145,7 +145,7 @@ class History:
         for row in comparison.rows:
             if row.value.role is Role.PARAMETER_GRAD and row.origin is None:
                 self.summed_alike.setdefault(row.name, comparison.step)
-            if row.cause is Cause.SAME_GRADIENTS and is_no_rounding(row):
+            if row.cause is Cause.SAME_GRADIENTS and _is_no_rounding(row):
                 self.unused |= {fingerprints(row)} - {(None, None)}
             is_flowing = row.value.requires_grad or comparison.is_of_backward(row.pair)
             is_idle = row.origin is None and not begins and is_flowing
@@ -287,7 +287,7 @@ def is_other_argument(row: Row) -> bool:
     return row.is_argument and not row.holds_tensor and row.status is Status.DIFFERS
 
 
-def is_no_rounding(row: Row) -> bool:
+def _is_no_rounding(row: Row) -> bool:
     """Return whether a call of both sides has results that are further apart than rounding gets.
 
     Integers, as labels that are fetched ahead, are no result of rounding anyway.

@@ -44,7 +44,6 @@ from msprobe.compare.verdicts.clues import (
     compiled_call,
     early_cast,
     evened,
-    idle_result,
     late_call,
     lone_readers,
     lone_users,
@@ -160,8 +159,6 @@ class StepObservations:
         written: a call of one side alone that writes a parameter after its update.
         moved: an update that one side makes before the first call that differs, the other after it;
             or the copy that one side uses instead.
-        idle: the first result that differs by more than rounding, though the step comes to the same
-            gradients: of an evaluation, say.
         unnoticed: a call that the flow of data alone shows; see `unnoticed_call`. Or a cast without
             a record, before anything differs.
         draws: the models of both sides draw random numbers.
@@ -217,7 +214,6 @@ class StepObservations:
     unused: Clue | None = None
     written: Clue | None = None
     moved: Clue | None = None
-    idle: Clue | None = None
     unnoticed: Clue | None = None
     cleared: tuple[str, str] | None = None
     draws: bool = False
@@ -328,7 +324,6 @@ def observe(
         and autocast_alone(comparison) > 0
         and gives_other_numbers(*comparison.facts),
         unused=unused_change(comparison),
-        idle=idle_result(comparison),
         written=written_parameter(comparison, inexact) or moved_write(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
         unnoticed=unnoticed_call(comparison) or early_cast(comparison),

@@ -489,7 +489,6 @@ export const sentences = {
   "{} inputs of the model differ when they come in ({})": "{} 个模型输入在输入时已不同（{}）",
   "{} of them within the tolerance of their types": "其中 {} 个在其类型的容差之内",
   "{} arguments differ without consequence": "{} 个参数值有差异但无影响",
-  "{} others differ, though the optimizer gets the same gradients, first {}, step {}": "另有 {1} 个值有差异，但优化器得到的梯度相同，首个为{2}，step {3}",
   "{} others differ on the way to results that agree": "另有 {} 个中间值有差异，但结果一致",
   "{} others differ on the way to results that agree, first {}": "另有 {} 个中间值有差异，但结果一致，首个为{}",
   "module {} by {}: {}": "模块 {}，相差 {}：{}",
