@@ -31,7 +31,7 @@ def call_behind_number(culprit: Culprit) -> Culprit | None:
     is_number = row.is_argument and all(type(value.value) in (int, float) for value in row.values)
     if not is_number or row.cause is not Cause.ARGUMENT or not isinstance(row, Matched):
         return None
-    if len({*_given_at(culprit)}) == 1:
+    if len({*_given_at(culprit)}) < 2:
         return None
     lone = next(_alone(culprit.comparison, row.pair.position), None)
     if lone is None:
@@ -48,13 +48,13 @@ def call_behind_number(culprit: Culprit) -> Culprit | None:
 
 def _given_at(culprit: Culprit) -> Iterator[Any]:
     """Yield what the reference's calls of a culprit's line are given in its place."""
-    comparison, row = culprit.comparison, culprit.row
-    side = comparison.reference
-    own = row.pair.reference or ""
+    # In the other framework the place may have another name.
+    pair, slot = culprit.row.pair, culprit.row.values[-1].slot
+    side, own = culprit.comparison.reference, pair.reference or ""
     line, base = side.source_line(own), side.parsed(own).base
     for name in side.names:
         if side.parsed(name).base == base and side.source_line(name) == line:
-            yield from (v.value for v in side.values(name) if v.slot == row.value.slot)
+            yield from (v.value for v in side.values(name) if v.slot == slot)
 
 
 def computes_alone(culprit: Culprit) -> bool:
