@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import copy
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,43 @@ def test_an_average_before_the_update_is_order(tmp_path: Path, level: str, is_ea
     if level == "L0":
         words = f"of the framework in the {late}, after it in the {early}"
     assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_an_average_that_is_not_recorded_before_the_update_is_no_equal_result(
+    tmp_path: Path, level: str, is_early: bool
+) -> None:
+    """Parameters and gradients agree; what the average comes to does not."""
+
+    def run(debugger: PrecisionDebugger, is_early: bool) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def follow() -> None:
+            with torch.no_grad():
+                for own, other in zip(average.parameters(), model.parameters(), strict=True):
+                    own.lerp_(other, 0.1)
+
+        for number in recorded_steps(debugger, model):
+            data = torch.full((2, 8), 0.1 + number)
+            optimizer.zero_grad()
+            F.mse_loss(model(data), torch.ones(2, 4)).backward()
+            if is_early:
+                follow()
+            optimizer.step()
+            if not is_early:
+                follow()
+            with torch.no_grad():
+                F.mse_loss(average(data), torch.ones(2, 4))
+
+    verdict = verdict_on(tmp_path, run, is_early, not is_early, level)
+
+    assert verdict["class"] == "order", verdict["sentence"]
+    late, early = ("target", "reference") if is_early else ("reference", "target")
+    assert "SGD updates 0.weight after Tensor.lerp_.0.forward" in verdict["sentence"]
+    assert f"in the {late}, before it in the {early}" in verdict["sentence"]
 
 
 def test_gradients_that_another_loss_left_are_no_code_without_records(tmp_path: Path) -> None:

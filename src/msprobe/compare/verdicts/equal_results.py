@@ -30,6 +30,9 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     compiled = next((each for each in findings.steps if each.compiled is not None), None)
     if compiled is not None and compiled.compiled is not None:
         return _unseen(findings, compiled, compiled.compiled)
+    moved = _read_moved(findings) if inside else None
+    if moved is not None:
+        return moved
     evened = _evened(findings)
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
     arguments = sum(each.idle_arguments for each in findings.steps)
@@ -99,6 +102,24 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
         where=Where.at(unused.unused.place, unused.rank),
         next_steps=unused.unused.place.next,
     )
+
+
+def _read_moved(findings: Findings) -> Verdict | None:
+    """Return that a call reads parameters before their update on one side, and after it on the other.
+
+    What it makes is of no model that the recording knows: an average of the weights, say.
+    """
+    for each in findings.steps:
+        clue = each.written
+        if clue is not None and clue.verdict is VerdictClass.ORDER:
+            return findings.conclude(
+                clue.verdict,
+                f"{clue.words}, step {each.step}; the gradients that the optimizer gets agree",
+                Confidence.LIKELY,
+                where=Where.at(clue.place, each.rank),
+                next_steps=clue.place.next,
+            )
+    return None
 
 
 def _others(findings: Findings, unmatched: int, differing: int) -> str:

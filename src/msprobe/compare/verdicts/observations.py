@@ -156,7 +156,8 @@ class StepObservations:
             gradients alone differ.
         cast: the cast to another floating type that differs, where calls have no records.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
-        written: a call of one side alone that writes a parameter after its update.
+        written: a call of one side alone that writes a parameter after its update; or one that
+            reads it before that on one side, and after it on the other.
         moved: an update that one side makes before the first call that differs, the other after it;
             or the copy that one side uses instead.
         unnoticed: a call that the flow of data alone shows; see `unnoticed_call`. Or a cast without
