@@ -25,12 +25,10 @@ class Order(NamedTuple):
 
     Attributes:
         early, late: how often the scheduler is stepped before and after the optimizer.
-        clears_late: gradients are cleared behind backward.
     """
 
     early: int = 0
     late: int = 1
-    clears_late: bool = False
 
 
 def run(debugger: PrecisionDebugger, order: Order) -> None:
@@ -41,11 +39,8 @@ def run(debugger: PrecisionDebugger, order: Order) -> None:
     batches, labels = torch.randn(3, 8, 6), torch.randint(0, 3, (3, 8))
     for number in recorded_steps(debugger, model):
         loss = F.cross_entropy(model(batches[number]), labels[number])
-        if not order.clears_late:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        if order.clears_late:
-            optimizer.zero_grad()
         for _ in range(order.early):
             schedule.step()
         optimizer.step()
@@ -95,15 +90,93 @@ def test_one_of_two_schedulers_is_not_stepped(tmp_path: Path) -> None:
     assert words in verdict["sentence"]
 
 
+class Clearing(NamedTuple):
+    """Where a step of two micro batches clears its gradients, and how.
+
+    Attributes:
+        behind: how many backward passes come before.
+        by: ``optimizer``, ``model``, or ``hand``.
+        leaves_zeros: gradients are zeros afterwards.
+    """
+
+    behind: int = 0
+    by: str = "optimizer"
+    leaves_zeros: bool = False
+
+
+def clearing(debugger: PrecisionDebugger, how: Clearing) -> None:
+    """Train three steps of two micro batches, with a limit of the gradients' norm."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    batches, labels = torch.randn(3, 2, 8, 6), torch.randint(0, 3, (3, 2, 8))
+
+    def clear() -> None:
+        if how.by == "hand":
+            for parameter in model.parameters():
+                parameter.grad = None
+        else:
+            owner = {"optimizer": optimizer, "model": model}[how.by]
+            owner.zero_grad(set_to_none=not how.leaves_zeros)
+
+    for number in recorded_steps(debugger, model):
+        for micro in range(2):
+            if how.behind == micro:
+                clear()
+            loss = F.cross_entropy(model(batches[number, micro]), labels[number, micro])
+            (loss / 2).backward()
+        if how.behind == 2:
+            clear()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_gradients_that_are_cleared_behind_backward(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, run, Order(clears_late=True), Order(), level=level)
+@pytest.mark.parametrize("leaves_zeros", [False, True])
+@pytest.mark.parametrize("by", ["optimizer", "model"])
+def test_gradients_that_are_cleared_behind_backward(
+    tmp_path: Path, by: str, leaves_zeros: bool, level: str
+) -> None:
+    late = Clearing(2, by, leaves_zeros)
+    verdict = verdict_on(tmp_path, clearing, late, Clearing(), level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    left = "zeros" if leaves_zeros else "none"
+    words = f"before the optimizer's step: all 4 parameters get {left} (step 0)"
+    assert f"the target's gradients are cleared after backward, {words}" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("leaves_zeros", [False, True])
+def test_gradients_that_are_cleared_between_micro_batches(
+    tmp_path: Path, leaves_zeros: bool, level: str
+) -> None:
+    between = Clearing(1, leaves_zeros=leaves_zeros)
+    verdict = verdict_on(tmp_path, clearing, Clearing(), between, level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    words = "cleared after 1 of 2 backward passes, where the target adds them up (step 0)"
+    assert f"the reference's gradients are {words}" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_a_program_clears_by_hand(tmp_path: Path, level: str) -> None:
+    late = Clearing(2, "hand")
+    verdict = verdict_on(tmp_path, clearing, late, Clearing(), level=level)
 
     assert verdict["class"] == "gradient", verdict["sentence"]
     assert "all 4 parameters get no" in verdict["sentence"].replace("none", "no")
     # At level L1 it is not recorded which parameters backward hands gradients to.
     is_told = "are cleared after backward, before the optimizer's step" in verdict["sentence"]
     assert is_told is (level != "L1")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_where_gradients_are_cleared_is_no_cause_by_itself(tmp_path: Path, level: str) -> None:
+    """They are cleared twice: behind the update, and before the first backward pass or nowhere."""
+    verdict = verdict_on(tmp_path, clearing, Clearing(-1), Clearing(), level=level)
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
 
 
 def frozen(debugger: PrecisionDebugger, without_loss: bool) -> None:

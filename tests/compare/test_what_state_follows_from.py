@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest

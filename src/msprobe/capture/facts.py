@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from msprobe.dump.facts import (
     ChangedFlags,
+    Cleared,
     Communication,
     Data,
     Ended,
@@ -21,7 +22,7 @@ from msprobe.dump.facts import (
     Parameters,
 )
 
-Entry = ChangedFlags | Communication | Data | Loss | Event
+Entry = ChangedFlags | Cleared | Communication | Data | Loss | Event
 
 
 class FactSink(Protocol):
@@ -75,7 +76,7 @@ class FactCollector:
 
     def append(
         self,
-        part: Literal["flags", "data", "labels", "loss", "communication", "events"],
+        part: Literal["flags", "data", "labels", "loss", "communication", "events", "cleared"],
         entry: Entry | Callable[[], Entry],
     ) -> None:
         """Add an entry to a part.

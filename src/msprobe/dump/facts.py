@@ -336,6 +336,24 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     lr: list[Number]
 
 
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of ``zero_grad()``.
+
+    Attributes:
+        class_name: class of the optimizer or module whose gradients it clears (key ``class``).
+        number: of the optimizer, as in `OptimizerStep`; None before its first step, and of modules.
+        parameters: how many parameters it clears.
+        passes: how many backward passes the step has begun before.
+        updates: how many steps of optimizers have ended before.
+    """
+
+    class_name: str = msgspec.field(name="class")
+    number: int | None = None
+    parameters: int = 0
+    passes: int = 0
+    updates: int = 0
+
+
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
     """Values of the parameters of an optimizer step, by column.
 
@@ -456,6 +474,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         labels: tensors without a gradient that such calls, outside of modules, are given together
             with one that has a gradient. `where` is the call and the position.
         events: clipping, scaling, schedules and optimizer steps, in order.
+        cleared: calls that clear gradients, in order.
     """
 
     version: int = FACTS_VERSION
@@ -474,6 +493,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     outline: Outline | None = None
     labels: list[Data] = []
     events: list[Event] = []
+    cleared: list[Cleared] = []
 
     def optimizer_steps(self) -> list[OptimizerStep]:
         """Return the optimizer steps, in order."""
@@ -502,7 +522,7 @@ def transposed(name: str) -> str:
     return name.removesuffix(".T") if name.endswith(".T") else f"{name}.T"
 
 
-LIST_PARTS: Final = ("flags", "data", "labels", "loss", "communication", "events")
+LIST_PARTS: Final = ("flags", "data", "labels", "loss", "communication", "events", "cleared")
 """Parts of which every journal line adds an entry; of the others the last line counts."""
 _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
 

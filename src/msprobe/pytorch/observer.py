@@ -38,6 +38,7 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.interception.noise import NoiseMode
+from msprobe.pytorch.training.cleared_gradients import ClearedGradients
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import Prefixed
@@ -109,6 +110,7 @@ class Observer:
         self._drafts = FactDrafts(adapter.known)
         self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
+        self._cleared = ClearedGradients(session, self._optimizers, lambda: self._losses.count)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
         self._parameters = self._watch_of(ModuleNames()) if self._records_modules else None
@@ -219,6 +221,7 @@ class Observer:
         if session.config.facts:
             session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking training calls", self._training_calls.install)
+            session.attempt("hooking zero_grad", self._cleared.install)
         elif session.config.task is Task.NAN_CHECK:
             # An update's hundreds of small calls cost several times those of the model.
             session.attempt("hooking optimizers", self._optimizers.install)

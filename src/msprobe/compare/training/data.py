@@ -386,14 +386,23 @@ class DataHistory:
             return f"call {batch.micro} of the model"
         return f"micro batch {batch.micro}"
 
+    def _share(self, apart: Sequence[_Batch]) -> str:
+        """Return how many batches differ, in words, or in how many steps; empty for one of one.
+
+        Where calls of several models are given inputs, these are not batches each.
+        """
+        if self._has_several or self._has_models:
+            own, total = (len({b.step for b in batches}) for batches in (apart, self._batches))
+            return f" (in {own} of {total} steps)" if total > 1 else ""
+        total = len(self._batches)
+        return f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
+
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
         sizes = samples_of(_tensors(batch))
         changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
         alone = _alone_words(batch)
-        total = len(self._batches)
-        is_told = total > 1 and not self._leaves_out
-        share = f" ({len(apart)} of {total} batches differ)" if is_told else ""
+        share = "" if self._leaves_out else self._share(apart)
         if alone and not changed:
             return (
                 f"in {self._place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.rounding import LARGEST_SHIFT
+from msprobe.compare.training.cleared import cleared_alone, cleared_late
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -123,6 +124,10 @@ class GradientHistory:
         rounded = rounded_gradients(pair, resolution)
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
         telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
+        far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
+        if far and (words := cleared_alone(pair, moved)):
+            yield _difference(pair, words, moved)
+            return
         last = self._last.get(pair.target.number)
         words = "" if last is None else _stale(moved, _agreeing(pair, self.last), both, last)
         if words:
@@ -177,7 +182,6 @@ class GradientHistory:
                 _unscaled(pair.pair, value),
             )
             return
-        far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             # What is nothing but rounding on the other side tells no distance.
             told = [name for name in far if name in large] or far
@@ -269,20 +273,17 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
         names = [name for name, found in flags.items() if found == wanted]
         if names:
             which, step = some_of(names, pair.total), pair.pair.step
-            cleared = (
-                f"the {side}'s gradients are cleared after backward, before the optimizer's step: "
-                f"{which} {are(names, 'gets', 'get')} none (step {step})"
-            )
             yield _difference(
                 pair,
-                f"{which} {are(names, 'gets', 'get')} no gradient in the {side} (step {step})",
+                cleared_alone(pair, names)
+                or f"{which} {are(names, 'gets', 'get')} no gradient in the {side} (step {step})",
                 names,
                 # A gradient of zeros may have been left out.
                 Effect.CERTAIN
                 if not any(both) or any(n in side and side[n].norm for side in both for n in names)
                 else Effect.POSSIBLE,
                 # Some alone may not be among those that backward was seen to hand gradients to.
-                if_exact=cleared if len(names) == pair.total else "",
+                if_exact=cleared_late(side, names, pair) if len(names) == pair.total else "",
             )
 
 

@@ -105,7 +105,7 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
 
 
 def _read_moved(findings: Findings) -> Verdict | None:
-    """Return that a call reads parameters before their update on one side, and after it on the other.
+    """Return that a call reads parameters before their update on one side alone.
 
     What it makes is of no model that the recording knows: an average of the weights, say.
     """

@@ -121,6 +121,16 @@ class OptimizerSteps:
         self._running: dict[int, _Running] = {}
         self._installed = False
 
+    @property
+    def ended(self) -> int:
+        """How many steps of optimizers have ended in this step of the run."""
+        running = (each.draft is not None for each in self._running.values())
+        return self._calls.total() - sum(running)
+
+    def number_of(self, optimizer: Optimizer) -> int | None:
+        """Return the number of an optimizer; None before its first step."""
+        return self._numbers.get(optimizer)
+
     def install(self) -> None:
         """Watch the optimizers until `Session.lasting_undo` is closed."""
         if not self._installed:
