@@ -75,3 +75,55 @@ def test_numbers_that_are_drawn_for_a_batch_are_told_beside_it(tmp_path: Path) -
 
     assert verdict["class"] in ("data", "random"), verdict["sentence"]
     assert "the program draws random numbers by Torch.rand (" in verdict["sentence"]
+
+
+def sampled(debugger: PrecisionDebugger, epoch: int) -> None:
+    """Train on batches in the order of a sampler of the program's own, of one epoch."""
+    samples, model = torch.randn(64, 6), nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(3 + epoch)
+
+    def loss(step: int) -> torch.Tensor:
+        order = torch.randperm(64, generator=generator)
+        return model(samples[order[8 * step : 8 * step + 8]]).square().mean()
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_another_order_of_samples_is_data_though_it_is_drawn(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, sampled, 1, 0, level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "Torch.randperm" in verdict["sentence"]
+
+
+class Judge(nn.Module):
+    """A loss that is a module, and is given the labels."""
+
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores, labels)
+
+
+def judged(debugger: PrecisionDebugger, spoilt: int | None) -> None:
+    """Train a model by a loss that is recorded with it; one batch may be spoilt."""
+    model, judge = nn.Linear(6, 3), Judge()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches, labels = torch.randn(3, 8, 6), torch.randint(0, 3, (3, 8))
+    if spoilt is not None:
+        batches[spoilt, 0] = 0.0
+        labels[spoilt, 0] = (labels[spoilt, 0] + 1) % 3
+
+    def loss(step: int) -> torch.Tensor:
+        found: torch.Tensor = judge(model(batches[step]), labels[step])
+        return found
+
+    fit(debugger, [model, judge], optimizer, loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_what_a_loss_is_given_is_no_batch_of_its_own(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, judged, 1, None, level)
+
+    assert (verdict["class"], verdict["where"]["step"]) == ("data", 1), verdict["sentence"]
+    assert "(in 1 of 3 steps)" in verdict["sentence"]

@@ -315,3 +315,61 @@ def test_a_call_through_which_the_gradients_flow_that_differ_is_named(
 
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the reference calls Tensor.triu.0.forward" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_layer_that_is_made_after_the_optimizer_comes_before_clipping(
+    tmp_path: Path, level: str
+) -> None:
+    """Its gradients are clipped with the others, and neither unscaled nor cleared."""
+
+    def run(debugger: PrecisionDebugger, is_late: bool) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if is_late:
+            head = nn.Linear(8, 3)
+            head.load_state_dict(model[2].state_dict())
+            model[2] = head
+        data, scaler = torch.randn(3, 8, 6), torch.amp.GradScaler("cpu", init_scale=64.0)
+        for number in recorded_steps(debugger, model):
+            optimizer.zero_grad()
+            scaler.scale(model(data[number]).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == "update", verdict["sentence"]
+    words = "only the reference's optimizer updates 2 of 4 parameters (2.bias, 2.weight) (step 0)"
+    assert f"{words}; that of the other side updates 2 that its model lacks" in verdict["sentence"]
+
+
+def test_calls_between_modules_in_training_alone_follow_from_the_mode(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            hidden = self.inner(data)
+            if self.training:
+                hidden = hidden + 0.1 * torch.empty(hidden.shape).uniform_(-1, 1)
+            result: torch.Tensor = self.outer(hidden)
+            return result
+
+    def run(debugger: PrecisionDebugger, stays_in_eval: bool) -> None:
+        model, data = Noisy(), torch.randn(3, 8, 6)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in recorded_steps(debugger, model):
+            optimizer.zero_grad()
+            model(data[number]).square().mean().backward()
+            optimizer.step()
+            model.eval()
+            if not stays_in_eval:
+                model.train()
+
+    verdict = verdict_on(tmp_path, run, True, False, "L0")
+
+    assert (verdict["class"], verdict["where"]["step"]) == ("mode", 1), verdict["sentence"]

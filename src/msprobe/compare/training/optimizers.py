@@ -203,7 +203,8 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
                 )
             yield pair.difference(
                 VerdictClass.UPDATE,
-                Moment.OPTIMIZER_SETTING,
+                # What takes the place of a parameter is not unscaled or cleared, either.
+                Moment.FROZEN if strange else Moment.OPTIMIZER_SETTING,
                 words,
                 effect=Effect.POSSIBLE,
                 parameter=names[0],

@@ -151,11 +151,11 @@ def has_same_calls(target: Sequence[OutlinedCall], reference: Sequence[OutlinedC
 def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
     # What a call makes of nothing but numbers is used by a later one, which tells more.
     first = next((each for each in found if each.takes_tensor), found[0])
-    others = len(found) - 1
-    verb = "s differ" if others > 1 else " differs"
-    more = f"; {others} more call{verb}" if others else ""
+    # How many there are depends on which of them change no value.
+    is_alone = len(found) == 1
+    more = "" if is_alone else "; more calls differ"
     # What a word chooses, another call may take back: the norm of a transform and of its inverse.
-    is_real = first.is_real and (first.ratio is not None or not others)
+    is_real = first.is_real and (first.ratio is not None or is_alone)
     return replace(first, words=first.words + more, is_real=is_real)
 
 

@@ -43,7 +43,7 @@ from msprobe.compare.verdicts.custom_functions import (
     lone_call_inside,
 )
 from msprobe.compare.verdicts.left_out_inputs import left_out_input
-from msprobe.compare.verdicts.made_data import makes_data, other_samples
+from msprobe.compare.verdicts.made_data import makes_data, orders_samples, other_samples
 from msprobe.compare.verdicts.places import Place, lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
@@ -188,10 +188,18 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
             VerdictClass.PARAMETERS,
             f"written otherwise after the backward pass of step {step}: {words}",
         )
-    if is_called and (makes_data(culprit) or _is_of_loader(culprit)):
-        made = other_samples(culprit) or "the batch is made otherwise"
+    made = _made_batch(culprit, found)
+    if made:
         return VerdictClass.DATA, f"{made}: {words}"
     return _computed(culprit, found) or _by_settings(culprit, found, words)
+
+
+def _made_batch(culprit: Culprit, found: VerdictClass) -> str:
+    """Return how a call makes other data of what the program loads, in words; empty if not."""
+    if found in _OF_CALLS and (makes_data(culprit) or _is_of_loader(culprit)):
+        return other_samples(culprit) or "the batch is made otherwise"
+    is_order = found is VerdictClass.RANDOM and orders_samples(culprit)
+    return "the samples come in another order" if is_order else ""
 
 
 def _computed(culprit: Culprit, found: VerdictClass) -> tuple[VerdictClass, str] | None:
@@ -415,6 +423,9 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
         return False
     row = culprit.row
     if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):
+        return True
+    # Which calls are made between modules may hang on the flag.
+    if row.cause is Cause.CHANGED_BETWEEN and culprit.comparison.has_modules_only:
         return True
     is_named = suggests(row.pair.name, Hint.FOLLOWS_MODE)
     if is_named or not _parsed(culprit).is_module:

@@ -7,6 +7,7 @@ computes something of them, or brings them into another form, is told as what it
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container
 from typing import Final
@@ -26,6 +27,7 @@ _TAKES: Final = frozenset(
 )
 _OVERWRITES: Final = "setitem"
 _MAKES: Final = _TAKES | {_OVERWRITES}
+_PERMUTES: Final = "randperm"
 # They make a tensor of lists of numbers: tokens, say.
 _OF_LISTS: Final = frozenset(("tensor", "as_tensor", "asarray"))
 
@@ -73,6 +75,17 @@ def makes_data(culprit: Culprit) -> bool:
     return any(
         user.is_matched and not _is_given_the_same(culprit.comparison, user) for user in users
     )
+
+
+def orders_samples(culprit: Culprit) -> bool:
+    """Return whether a culprit draws the order of all samples, of which each batch is a part."""
+    comparison, row = culprit.comparison, culprit.row
+    side, name = comparison.side_of(row.pair), row.pair.name
+    if side.operator(name).name != _PERMUTES or any(side.around(name)):
+        return False
+    given = (each.shape for facts in comparison.facts if facts for each in facts.data)
+    batch = max((shape[0] for shape in given if shape), default=math.inf)
+    return (row.value.shape or (0,))[0] > batch and _gets_other_data(comparison)
 
 
 def _is_put_back(flow: ProgramFlow, side: Side, name: str, computing: Container[str]) -> bool:
