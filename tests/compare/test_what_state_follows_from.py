@@ -325,12 +325,12 @@ def test_a_layer_that_is_made_after_the_optimizer_comes_before_clipping(
 
     def run(debugger: PrecisionDebugger, is_late: bool) -> None:
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        data, scaler = torch.randn(3, 8, 6), torch.amp.GradScaler("cpu", init_scale=64.0)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         if is_late:
             head = nn.Linear(8, 3)
             head.load_state_dict(model[2].state_dict())
             model[2] = head
-        data, scaler = torch.randn(3, 8, 6), torch.amp.GradScaler("cpu", init_scale=64.0)
         for number in recorded_steps(debugger, model):
             optimizer.zero_grad()
             scaler.scale(model(data[number]).square().mean()).backward()

@@ -641,7 +641,7 @@ export const sentences = {
   "made by this module's own code between its parts, first in {}": "由该模块在其各部分之间的代码产生，首见于 {}",
   "{} times the reference's": "为标杆侧的 {} 倍", "only the {} calls {}, a cast to {}": "仅{}调用 {}，即转换为 {}",
   "only the {} calls {}{}{} after the backward pass began": "仅{}在反向开始后调用 {}{}{}", " of {}": "（{}）", "only the {} has it{}": "仅{}有{}",
-  "more calls differ": "另有调用不同", "the samples come in another order: {}": "样本的次序不同：{}", "{} is called where the reference calls {}, and later": "在标杆侧调用 {2} 之处调用了 {1}，且其自身在更后调用",
+  "more calls differ": "另有调用不同", "the samples come in another order": "样本的次序不同", "{} is called where the reference calls {}, and later": "在标杆侧调用 {2} 之处调用了 {1}，且其自身在更后调用",
   "another one": "另一个", "its operands": "其操作数", "the result": "结果", "the transpose of {}": "{1} 的转置", "{} is fed with {}": "{1} 的输入为 {2}", "{} takes {} the other way round": "{1} 的 {2} 次序颠倒",
   "argument {} of {}, a tensor without a gradient, differs{}": "{2} 的参数 {1}（无梯度的张量）有差异{3}", "argument {}": "参数 {}", "not given": "未给出",
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
