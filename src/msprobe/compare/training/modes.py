@@ -33,6 +33,11 @@ _NUMERIC: Final = re.compile(
 )
 # These say where and by whom a run was started.
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
+# And these where its results go, or what no program computes with: another in every run.
+_OF_RUN: Final = re.compile(
+    r"argument\.(?:.*[._-])?(?:dump|out|output|save|log|result)s?(?:[._-]?(?:dir|path|folder|file|root))?|"
+    r"env\.(?:TMPDIR|TMP|TEMP|PWD|OLDPWD|SHLVL|_|(?:MASTER|.*_)PORT|.*_PID|.*CACHE_(?:DIR|HOME))"
+)
 _MOST_SETTINGS: Final = 4
 
 
@@ -41,7 +46,11 @@ def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = (facts.settings for facts in pair.sides)
     if not target or not reference:
         return
-    names = [name for name in target.keys() | reference if target.get(name) != reference.get(name)]
+    names = [
+        name
+        for name in target.keys() | reference
+        if target.get(name) != reference.get(name) and not _OF_RUN.fullmatch(name)
+    ]
     if names:
         changed = [
             setting_words(name, _setting(target, name), _setting(reference, name))
