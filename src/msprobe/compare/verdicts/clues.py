@@ -18,6 +18,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.module_settings import changed_values
@@ -49,6 +50,9 @@ _Extent = tuple[tuple[int, ...], float]
 # Where a result is written changes no number.
 _IN_PLACE_FLAG: Final = ".inplace"
 _IN_PLACE: Final = re.compile(r"[^_]_$")
+# Functions that change what they are given only where their name or an argument says so.
+_MAKING: Final = frozenset(("Torch", "Tensor", "Functional"))
+_WRITING: Final = ("out", "inplace")
 # What a call in place writes, and what it reads.
 _WRITTEN: Final = "input.0"
 _READ: Final = "input.1"
@@ -69,10 +73,14 @@ def compiled_call(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | 
     return None
 
 
-def late_call(comparison: RankComparison) -> Clue | None:
+def late_call(comparison: RankComparison, *, is_writing: bool = False) -> Clue | None:
     """Return the first call of one side alone after its backward pass began.
 
     One that sends gradients to other ranks comes before others.
+
+    Args:
+        comparison: a step and rank.
+        is_writing: leave out those that only make tensors of their own.
     """
     begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
     first: Clue | None = None
@@ -87,6 +95,8 @@ def late_call(comparison: RankComparison) -> Clue | None:
         if pair.is_matched or parsed.kind is not RecordKind.FORWARD or own[0] not in begun:
             continue
         is_sent = is_communication(parsed)
+        if is_writing and not (is_sent or _may_write(side, pair.name)):
+            continue
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
             whole = _lone_around(comparison, pair)
@@ -99,6 +109,14 @@ def late_call(comparison: RankComparison) -> Clue | None:
         if is_sent:
             break
     return first
+
+
+def _may_write(side: Side, record: str) -> bool:
+    """Return whether a call may change a tensor that it is given: not a function that makes one."""
+    parsed = side.parsed(record)
+    if parsed.prefix not in _MAKING or is_in_place(parsed.path):
+        return True
+    return any(value.argument.partition(".")[0] in _WRITING for value in side.values(record))
 
 
 def _lone_around(comparison: RankComparison, pair: OperationPair) -> OperationPair:

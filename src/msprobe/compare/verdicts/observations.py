@@ -132,6 +132,7 @@ class StepObservations:
             no module has a record, names of the buffers of such calls.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
+        late_write: the first of these that may change a tensor of others.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
         lone_readers: parameter → the first call of one side alone that is given it and hands a
@@ -198,6 +199,7 @@ class StepObservations:
     fed_otherwise: frozenset[str] = frozenset()
     replaces_parameters: bool = False
     late_call: Clue | None = None
+    late_write: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
     lone_readers: Mapping[str, Clue] = field(default_factory=dict)
     lone_draw: Clue | None = None
@@ -310,6 +312,7 @@ def observe(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=late_call(comparison),
+        late_write=late_call(comparison, is_writing=True),
         lone_users=lone_users(comparison),
         lone_readers=lone_readers(comparison),
         lone_draw=lone_draw(comparison),
