@@ -448,6 +448,23 @@ def test_equal_is_not_proved_where_an_unseen_call_may_change_a_gradient(tmp_path
     assert verdict["next"][0].startswith("look at test_verdict.py:")
 
 
+def test_equal_is_proved_where_calls_behind_backward_only_read(tmp_path: Path) -> None:
+    """Without an optimizer's step, too: what is logged of results and weights changes nothing."""
+    for name, logs in (("target", True), ("reference", False)):
+        torch.manual_seed(1)
+        net = Net()
+        with recording(tmp_path / name, "L1") as debugged, debugged.step_of(net):
+            result = net(torch.randn(4, 6))
+            result.square().mean().backward()
+            if logs:
+                sum(parameter.norm().item() for parameter in net.parameters())
+                (result.argmax(1) == torch.tensor([0, 1, 0, 1])).float().mean().item()
+
+    verdict = summary_of(tmp_path / "target", tmp_path / "reference")["verdict"]
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+
+
 def test_a_call_after_backward_without_effect_leaves_equal_proved(tmp_path: Path) -> None:
     norms: list[Tensor] = []
 

@@ -32,6 +32,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
+from msprobe.compare.verdicts.program_flow import Content, content_of
 from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
@@ -73,30 +74,15 @@ def compiled_call(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | 
     return None
 
 
-def late_call(comparison: RankComparison, *, is_writing: bool = False) -> Clue | None:
+def late_call(comparison: RankComparison) -> Clue | None:
     """Return the first call of one side alone after its backward pass began.
 
     One that sends gradients to other ranks comes before others.
-
-    Args:
-        comparison: a step and rank.
-        is_writing: leave out those that only make tensors of their own.
     """
-    begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
     first: Clue | None = None
-    for pair in comparison.pairs:
-        if pair.position >= comparison.asked_again:
-            break  # an optimizer asks for the loss as often as it likes
+    for pair in _late_calls(comparison):
         side = comparison.side_of(pair)
-        parsed = side.parsed(pair.name)
-        own = [name for name in ("target", "reference") if getattr(pair, name) is not None]
-        if parsed.kind is RecordKind.BACKWARD:
-            begun.update(own)
-        if pair.is_matched or parsed.kind is not RecordKind.FORWARD or own[0] not in begun:
-            continue
-        is_sent = is_communication(parsed)
-        if is_writing and not (is_sent or _may_write(side, pair.name)):
-            continue
+        is_sent = is_communication(side.parsed(pair.name))
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
             whole = _lone_around(comparison, pair)
@@ -109,6 +95,44 @@ def late_call(comparison: RankComparison, *, is_writing: bool = False) -> Clue |
         if is_sent:
             break
     return first
+
+
+def _late_calls(comparison: RankComparison) -> Iterator[OperationPair]:
+    """Yield the calls of one side alone after its backward pass began."""
+    begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
+    for pair in comparison.pairs:
+        if pair.position >= comparison.asked_again:
+            return  # an optimizer asks for the loss as often as it likes
+        kind = comparison.parsed(pair).kind
+        own = [name for name in ("target", "reference") if getattr(pair, name) is not None]
+        if kind is RecordKind.BACKWARD:
+            begun.update(own)
+        elif kind is RecordKind.FORWARD and not pair.is_matched and own[0] in begun:
+            yield pair
+
+
+def is_only_read(comparison: RankComparison) -> bool:
+    """Return whether calls of one side alone behind backward leave gradients as they are.
+
+    They are functions that make a tensor of results of the forward pass, or of what they make. A
+    hook that is given a gradient may hand on what it makes.
+    """
+    late = {pair.position for pair in _late_calls(comparison)}
+    known: tuple[set[Content], set[Content]] = (set(), set())
+    for pair in comparison.pairs if late else ():
+        if comparison.parsed(pair).kind is not RecordKind.FORWARD:
+            continue
+        for side, name, seen in zip(
+            comparison.sides, (pair.target, pair.reference), known, strict=True
+        ):
+            if name is None:
+                continue
+            values = side.values(name)
+            given = {content_of(v) for v in values if v.role is Role.INPUT and epsilon_of(v.dtype)}
+            if pair.position in late and (_may_write(side, name) or not given <= seen):
+                return False
+            seen.update(content_of(value) for value in values if value.is_tensor)
+    return True
 
 
 def _may_write(side: Side, record: str) -> bool:

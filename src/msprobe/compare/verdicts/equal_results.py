@@ -57,18 +57,18 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
-    late = next((each for each in findings.steps if each.late_write is not None), None)
-    if late is not None and late.late_write is not None and not late.knows_updates:
+    late = next((each for each in findings.steps if each.late_call and not each.reads_only), None)
+    if late is not None and late.late_call is not None and not late.knows_updates:
         return findings.conclude(
             VerdictClass.EQUAL,
             f"{words} that was recorded",
             Confidence.POSSIBLE,
             evidence=[
-                f"{late.late_write.words}; whether it changes a gradient or a parameter was not "
+                f"{late.late_call.words}; whether it changes a gradient or a parameter was not "
                 "recorded"
             ],
             next_steps=[
-                *late.late_write.place.next,
+                *late.late_call.place.next,
                 'record both runs with "facts": true and an optimizer, or at level mix',
             ],
         )

@@ -44,6 +44,7 @@ from msprobe.compare.verdicts.clues import (
     compiled_call,
     early_cast,
     evened,
+    is_only_read,
     late_call,
     lone_readers,
     lone_users,
@@ -132,7 +133,7 @@ class StepObservations:
             no module has a record, names of the buffers of such calls.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
-        late_write: the first of these that may change a tensor of others.
+        reads_only: such calls only make tensors of their own; asked where no update is known.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
         lone_readers: parameter → the first call of one side alone that is given it and hands a
@@ -199,7 +200,7 @@ class StepObservations:
     fed_otherwise: frozenset[str] = frozenset()
     replaces_parameters: bool = False
     late_call: Clue | None = None
-    late_write: Clue | None = None
+    reads_only: bool = False
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
     lone_readers: Mapping[str, Clue] = field(default_factory=dict)
     lone_draw: Clue | None = None
@@ -277,6 +278,7 @@ def observe(
         scaled = factor and difference_by_factor(*comparison.facts, factor.factor.value)
         facts = comparison.facts
         behind = scaled or difference_behind(*facts) or difference_of_labels(*facts)
+    knows_updates = all(facts is not None and facts.optimizer_steps() for facts in comparison.facts)
     return StepObservations(
         step=comparison.step,
         rank=comparison.rank,
@@ -312,7 +314,6 @@ def observe(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=late_call(comparison),
-        late_write=late_call(comparison, is_writing=True),
         lone_users=lone_users(comparison),
         lone_readers=lone_readers(comparison),
         lone_draw=lone_draw(comparison),
@@ -339,9 +340,8 @@ def observe(
         or left_over(comparison, left),
         broken_off=_broken_off(comparison),
         **_work(comparison),
-        knows_updates=all(
-            facts is not None and facts.optimizer_steps() for facts in comparison.facts
-        ),
+        knows_updates=knows_updates,
+        reads_only=not knows_updates and is_only_read(comparison),
         compiled=compiled_call(comparison, inexact),
     )
 
