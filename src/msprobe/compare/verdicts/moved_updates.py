@@ -67,7 +67,7 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
     return None
 
 
-def moved_write(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+def reads_across_update(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
     """Return the update that lies on one side before a call in place, and after it on the other.
 
     The first one that reads a parameter otherwise: that of an average of weights, say.

@@ -57,7 +57,7 @@ from msprobe.compare.verdicts.clues import (
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.lone_draws import lone_draw
-from msprobe.compare.verdicts.moved_updates import moved_update, moved_write
+from msprobe.compare.verdicts.moved_updates import moved_update, reads_across_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.precision_policy import autocast_alone
 from msprobe.compare.verdicts.proof import Proof
@@ -329,7 +329,7 @@ def observe(
         and autocast_alone(comparison) > 0
         and gives_other_numbers(*comparison.facts),
         unused=unused_change(comparison),
-        written=written_parameter(comparison, inexact) or moved_write(comparison, inexact),
+        written=written_parameter(comparison, inexact) or reads_across_update(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
         unnoticed=unnoticed_call(comparison) or early_cast(comparison),
         draws=draws_within(*comparison.facts)
