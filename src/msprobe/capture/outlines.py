@@ -83,6 +83,11 @@ class Outlines:
         # and the place among its results, or what is written where no call did.
         self._origins: dict[int, tuple[weakref.ref[Any], tuple[int, int] | int]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many calls the step has made so far."""
+        return sum(len(run) for *_, run in self._runs)
+
     def begin_step(self) -> bool:
         """Forget the calls of the step that is over; return whether all numbers are new ones."""
         self._runs, self.fed, self._origins = [], [], {}
@@ -219,7 +224,7 @@ class Outlines:
             self._last, self._last_fed = runs, [*fed]
             self._encoded = Raw(encode_fact(self._outline(runs)))
         self._session.facts.put("outline", self._encoded)
-        return sum(len(run) for *_, run in runs)
+        return self.count
 
     def _outline(self, runs: Sequence[_Run]) -> Outline:
         used = sorted({number for *_, run in runs for number in run} - {_UNKNOWN})

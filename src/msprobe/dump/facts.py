@@ -425,6 +425,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         number: which optimizer of the run, in the order of their first steps.
         call: which call of its ``step`` in this step of the run.
         record: the last record of a forward call that ended before it did; None if there was none.
+        outlined: how many calls of the step's outline come before; None without an outline.
         groups: settings of its groups.
         parameters: what it did to each parameter.
     """
@@ -433,6 +434,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     number: int
     call: int
     record: str | None = None
+    outlined: int | None = None
     groups: list[OptimizerGroup] = []
     parameters: OptimizedParameters = OptimizedParameters()
 

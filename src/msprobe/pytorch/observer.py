@@ -107,7 +107,7 @@ class Observer:
         seed = noise_seed(session.config)
         self._noise = None if seed is None else NoiseMode(session, seed)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._drafts = FactDrafts(adapter.known)
+        self._drafts = FactDrafts(adapter.known, self._count_outlined)
         self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._cleared = ClearedGradients(session, self._optimizers, lambda: self._losses.count)
@@ -119,6 +119,9 @@ class Observer:
         # While one module alone is dumped.
         self._only: ModuleNames | None = None
         self._only_parameters: ParameterGradients | None = None
+
+    def _count_outlined(self) -> int | None:
+        return None if self._outlines is None else self._outlines.count
 
     def _observer_of(self, table: ApiTable, redispatch: Callable[..., Any] | None) -> ApiObserver:
         return ApiObserver(

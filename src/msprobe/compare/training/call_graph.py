@@ -71,7 +71,7 @@ def is_told(outline: Outline) -> bool:
     return bool(outline.fed) and len(outline.fed) == sum(counts[n] * times[n] for n in times)
 
 
-def _origins(outline: Outline) -> list[list[Origin]]:
+def origins_in(outline: Outline) -> list[list[Origin]]:
     """Return the origins of the tensors of each call of a step."""
     counts = [len(tensors_of(call)) for call in outline.calls]
     numbers = [n for run in outline.runs for n in outline.bodies[run.body]]
@@ -176,7 +176,7 @@ class CallGraph:
                 graph.written_by_hand.add(run.parent)
         passed: dict[Origin, Origin] = {}
         first: dict[Hashable, int] = {}
-        for place, origins in enumerate(_origins(outline)[:end]):
+        for place, origins in enumerate(origins_in(outline)[:end]):
             call = graph.calls[place]
             fed = [_before(origin, passed, shared) for origin in origins]
             graph.fed.append(fed)

@@ -30,7 +30,7 @@ def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
     compiled = next((each for each in findings.steps if each.compiled is not None), None)
     if compiled is not None and compiled.compiled is not None:
         return _unseen(findings, compiled, compiled.compiled)
-    moved = _read_moved(findings) if inside else None
+    moved = _read_moved(findings)
     if moved is not None:
         return moved
     evened = _evened(findings)

@@ -12,7 +12,9 @@ from typing import Final
 
 from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.across_update import write_across_update
 from msprobe.compare.training.differences import of_sides
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.origin_state import lost_gradient
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -72,6 +74,12 @@ def reads_across_update(comparison: RankComparison, inexact: Sequence[Row]) -> C
 
     The first one that reads a parameter otherwise: that of an average of weights, say.
     """
+    if comparison.has_modules_only:
+        pair = facts_of(comparison)
+        found = None if pair is None else write_across_update(pair)
+        if found is None:
+            return None
+        return Clue(found.words, Place(comparison.step, "", "", found.source), found.verdict)
     for row in inexact:
         is_read = row.pair.is_matched and row.value.role is Role.INPUT and row.status.is_difference
         if is_read and is_in_place(comparison.parsed(row.pair).path):

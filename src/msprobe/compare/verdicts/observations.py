@@ -256,6 +256,7 @@ def observe(
             is_shared_exact=True,
             asked_exactly=True,
             unused=unseen_write(comparison),
+            written=reads_across_update(comparison, inexact),
             behind=difference_behind(*comparison.facts),
             draws=draws_within(*comparison.facts),
             lone_draw=lone_draw(comparison),

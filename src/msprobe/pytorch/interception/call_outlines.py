@@ -88,6 +88,11 @@ class CallOutlines(TorchFunctionMode):
             self.__dict__["__torch_function__"] = MethodType(self._path.handle, self)
         self._begin_step()
 
+    @property
+    def count(self) -> int:
+        """How many calls the step has made so far."""
+        return self._outlines.count
+
     def _begin_step(self) -> None:
         self._labels = self._elements = 0
         self._inputs.clear()

@@ -76,13 +76,17 @@ MakeDraft = Callable[[Optimizer, tuple[int, int], bool], Draft]
 class FactDrafts:
     """Makes the records of optimizer steps in the facts of a step."""
 
-    def __init__(self, known: KnownTensors) -> None:
+    def __init__(
+        self, known: KnownTensors, outlined: Callable[[], int | None] = lambda: None
+    ) -> None:
         """Create it.
 
         Args:
             known: of parameters that have not changed.
+            outlined: returns how many calls without a record the step has made.
         """
         self._known = known
+        self._outlined = outlined
         self._models = NamedModels()
 
     def watch(self, models: Sequence[Prefixed]) -> None:
@@ -95,7 +99,7 @@ class FactDrafts:
         if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
             known = self._known.names = ModelContents.of(self._models).names
         names = names_of(optimizer, place[0], known)
-        return _Draft(optimizer, place, names, has_closure, self._known)
+        return _Draft(optimizer, place, names, has_closure, self._known, self._outlined())
 
 
 class OptimizerSteps:
@@ -280,8 +284,10 @@ class _Draft:
         names: list[str],
         has_closure: bool,
         known: KnownTensors,
+        outlined: int | None,
     ) -> None:
         self._known = known
+        self._outlined = outlined
         self._optimizer = optimizer
         self._place = place
         self._names = names
@@ -375,6 +381,7 @@ class _Draft:
             number=self._place[0],
             call=self._place[1],
             record=record,
+            outlined=self._outlined,
             groups=self._groups(),
             parameters=OptimizedParameters(
                 name=self._names,
