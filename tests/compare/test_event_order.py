@@ -277,3 +277,50 @@ def test_rounding_has_no_proof_behind_a_call_before_anything_differs(tmp_path: P
 
     assert verdict["confidence"] != "proved", verdict["sentence"]
     assert "Tensor.__getitem__." in verdict["sentence"]
+
+
+class Rate(NamedTuple):
+    """How a rate is changed in a resumed training.
+
+    Attributes:
+        by_hand: it is set after the states were loaded.
+        gamma: of the scheduler.
+    """
+
+    by_hand: float | None = None
+    gamma: float = 0.5
+
+
+def resumed(debugger: PrecisionDebugger, rate: Rate) -> None:
+    """Train two epochs, load the states into new objects, and record two more."""
+    model, data = nn.Linear(6, 3), torch.randn(4, 8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, rate.gamma)
+    states = optimizer.state_dict(), schedule.state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, rate.gamma)
+    optimizer.load_state_dict(states[0])
+    schedule.load_state_dict(states[1])
+    if rate.by_hand is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate.by_hand
+    for number in recorded_steps(debugger, model, 4):
+        optimizer.zero_grad()
+        model(data[number]).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_rate_that_is_set_by_hand_is_no_schedule(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, resumed, Rate(by_hand=0.04), Rate(), level)
+
+    assert verdict["class"] == "optimizer_setting", verdict["sentence"]
+    words = "SGD lr is 0.04 in the target, 0.1 in the reference (step 0, all 2 parameters)"
+    assert f"{words}, though the schedulers are set alike" in verdict["sentence"]
+
+
+def test_another_schedule_is_one_though_it_begins_alike(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, resumed, Rate(gamma=0.1), Rate())
+
+    assert (verdict["class"], verdict["where"]["step"]) == ("schedule", 3), verdict["sentence"]

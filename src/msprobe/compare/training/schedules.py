@@ -28,6 +28,9 @@ _KEPT: Final = ("swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 _NEXT: Final = (
     "look at the scheduler: its settings, its state after a resume, where step() is called",
 )
+# Of recordings: of schedulers, and of those that call a function of the program.
+_SETTINGS: Final = "schedule."
+_LAMBDAS: Final = "lr_lambda"
 
 
 @dataclass(slots=True)
@@ -72,9 +75,12 @@ class ScheduleHistory:
         self._schedules: list[_Calls] = []
         self._before: dict[tuple[int, str], OptimizerStep] = {}
         self._moving: dict[str, set[tuple[int, str]]] = {"target": set(), "reference": set()}
+        self._are_alike = False  # the schedulers, as far as their settings tell
 
     def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
         """Take in the learning rates of a step."""
+        if not (self._rates or self._schedules):
+            self._are_alike = _are_set_alike(pair)
         schedules = pair.events(Schedule)
         if any(schedules):
             is_first = _is_first(pair.target.events), _is_first(pair.reference.events)
@@ -156,6 +162,8 @@ class ScheduleHistory:
             words += f"; rates of {others} other group{'s' * (others > 1)} differ, too"
         if is_schedule:
             words += self._calls_words(rates, place) or self._shift_words(rates)
+        elif self._are_alike:
+            words += ", though the schedulers are set alike"
         return FactDifference(
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
             moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
@@ -173,12 +181,18 @@ class ScheduleHistory:
             return True
         if None not in rates.base and not same(*rates.base):
             return False
+        if self._are_alike and not self._are_stepped_otherwise(rates):
+            return False  # the program itself sets the rate of one side
         # Rates that fall by one factor are one ratio and a shift: the schedulers' counters decide.
         apart = self._epochs_apart() if self._schedules else self._apart(rates)
         if rates.base == (None, None) and not apart and _has_one_ratio(rates):
             return False
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
+
+    def _are_stepped_otherwise(self, rates: _Rates) -> bool:
+        place = _first_difference(rates) or 0
+        return bool(self._calls_words(rates, place) or self._apart(rates))
 
     def _calls_words(self, rates: _Rates, place: int) -> str:
         """Return how schedulers are stepped otherwise before rates differ; empty where alike."""
@@ -238,6 +252,18 @@ class ScheduleHistory:
                 if counts[0] is not None and counts[1] is not None:
                     return counts[0] - counts[1]
         return 0
+
+
+def _are_set_alike(pair: FactsPair) -> bool:
+    """Return whether both sides have schedulers of the same settings, and at the same place.
+
+    What a function of the program computes is not told by these.
+    """
+    target, reference = (
+        {name: value for name, value in facts.settings.items() if name.startswith(_SETTINGS)}
+        for facts in pair.sides
+    )
+    return bool(target) and target == reference and not any(_LAMBDAS in name for name in target)
 
 
 def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> float | None:
