@@ -316,8 +316,8 @@ def test_a_rate_that_is_set_by_hand_is_no_schedule(tmp_path: Path, level: str) -
     verdict = verdict_on(tmp_path, resumed, Rate(by_hand=0.04), Rate(), level)
 
     assert verdict["class"] == "optimizer_setting", verdict["sentence"]
-    words = "SGD lr is 0.04 in the target, 0.1 in the reference (step 0, all 2 parameters)"
-    assert f"{words}, though the schedulers are set alike" in verdict["sentence"]
+    assert "SGD lr is 0.04 in the target, 0.1 in the reference (step 0" in verdict["sentence"]
+    assert verdict["sentence"].endswith(", though the schedulers are set alike")
 
 
 def test_another_schedule_is_one_though_it_begins_alike(tmp_path: Path) -> None:

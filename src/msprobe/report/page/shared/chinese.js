@@ -283,7 +283,7 @@ export const sentences = {
   "{} of {} is {} in the {}, {} in the {}": "{2} 的 {1} 在{4}为 {3}，在{6}为 {5}", "{}, a cast to {}": "{}，即转换为 {}",
   "{} of {} is fed with the result of {} instead of the result of {}": "{2} 的 {1} 输入为 {3} 的结果，而非 {4} 的结果",
   "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
-  "rates of {} other group{} differ, too": "另外 {} 组的学习率也不同", "{}, though the schedulers are set alike": "{1}，尽管两侧调度器的设置相同",
+  "rates of {} other group{} differ, too": "另外 {} 组的学习率也不同", "though the schedulers are set alike": "尽管两侧调度器的设置相同",
   "by about {} of its norm": "约为范数的 {}",
   "about {}": "约 {}", "at least {}": "至少 {}", "{} to {}": "{} 至 {}", "by {} of its norm": "为范数的 {}", " by {} of the norm": "，为范数的 {}",
   "by at least {} of its norm": "至少为范数的 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
