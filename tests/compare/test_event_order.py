@@ -159,6 +159,46 @@ def test_gradients_that_are_cleared_between_micro_batches(
     assert f"the reference's gradients are {words}" in verdict["sentence"]
 
 
+def by_batches(debugger: PrecisionDebugger, clears_each: bool) -> None:
+    """Record each batch as a step, of which every second one ends in an update."""
+    model, data = nn.Linear(6, 3), torch.randn(4, 8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in recorded_steps(debugger, model, 4):
+        if clears_each or not number % 2:
+            optimizer.zero_grad()
+        model(data[number]).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_are_cleared_between_recorded_batches(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, by_batches, True, False, level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    words = "cleared after 1 of 2 backward passes, where the reference adds them up (step 1)"
+    assert f"the target's gradients are {words}" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_backward_pass_too_many_is_told_before_a_factor(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, is_twice: bool) -> None:
+        model, data = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), torch.randn(3, 8, 6)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in recorded_steps(debugger, model):
+            optimizer.zero_grad()
+            loss = model(data[number]).square().mean()
+            if is_twice:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, True, False, level=level)
+
+    assert verdict["class"] in ("gradient", "call"), verdict["sentence"]
+    assert "twice in the target, once in the reference" in verdict["sentence"]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradients_that_a_program_clears_by_hand(tmp_path: Path, level: str) -> None:
     late = Clearing(2, "hand")

@@ -47,7 +47,9 @@ def test_how_far_parameters_are_apart(change, level, tmp_path):
     sentence = verdict_on(tmp_path, run, change, None, level=level)["sentence"]
     vectors = [nn.utils.parameters_to_vector(build(each).parameters()) for each in (change, None)]
     exact = ((vectors[0] - vectors[1]).norm() / vectors[1].norm()).item()
-    told = re.search(r"all 12 parameters .* starts by (\S+)(?: to (\S+))? of the norm", sentence)
+    told = re.search(
+        r"all 12 parameters .* starts by (\S+)(?: to (\S+))? of their common norm", sentence
+    )
     assert told is not None, sentence
     assert float(told[1]) <= exact * 1.01
     assert float(told[2] or told[1]) >= exact * 0.99
@@ -135,4 +137,4 @@ def test_how_far_single_numbers_are_apart_is_known(tmp_path):
         fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
     sentence = verdict_on(tmp_path, run, (2.5, 1.0), (-2.0, -3.0), level="L0")["sentence"]
-    assert "(scale, shift) differ when step 0 starts by 1.7 of the norm" in sentence
+    assert "(scale, shift) differ when step 0 starts by 1.7 of their common norm" in sentence

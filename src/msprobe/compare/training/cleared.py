@@ -4,22 +4,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from msprobe.compare.training.differences import are, of_sides, some_of
 from msprobe.compare.training.facts_pair import StepPair
-from msprobe.dump.facts import Cleared, Facts, OptimizerStep
+from msprobe.dump.facts import Facts, OptimizerStep
 
 
-def cleared_alone(pair: StepPair, names: Collection[str]) -> str:
+class Accumulated(NamedTuple):
+    """What a side has added up since an optimizer stepped last, in earlier steps of the run.
+
+    Attributes:
+        passes: how many backward passes.
+        cleared: after how many of them it cleared gradients last; 0 if it did not.
+    """
+
+    passes: int = 0
+    cleared: int = 0
+
+    def after(self, facts: Facts) -> Accumulated:
+        """Return the same after a step of the run."""
+        if facts.optimizer_steps():
+            return Accumulated()
+        passes = len({loss.micro for loss in facts.loss})
+        cleared = (self.passes + each.passes for each in facts.cleared)
+        return Accumulated(self.passes + passes, max(self.cleared, *cleared, 0))
+
+
+def cleared_alone(
+    pair: StepPair, names: Collection[str], before: tuple[Accumulated, Accumulated]
+) -> str:
     """Return that one side clears gradients behind a backward pass, in words; empty if none does.
 
     Args:
         pair: the optimizer's step before which it does.
         names: the gradients that differ.
+        before: what both sides have added up in earlier steps.
     """
-    calls = [_behind_passes(*both) for both in zip(pair.pair.sides, pair.sides, strict=True)]
+    cleared = [
+        _cleared_behind(*both) for both in zip(pair.pair.sides, pair.sides, before, strict=True)
+    ]
     for side, apart, own, other in of_sides(0, 1):
-        if not calls[own] or calls[other]:
+        if not cleared[own] or cleared[other]:
             continue
         columns, step = pair.columns[own], pair.pair.step
         rows = zip(columns.name, columns.has_gradient, columns.gradient.norm, strict=False)
@@ -27,10 +53,10 @@ def cleared_alone(pair: StepPair, names: Collection[str]) -> str:
         if len(empty) == len(names):
             return cleared_late(side, empty, pair, "zeros" if any(columns.has_gradient) else "none")
         if not empty:
-            done, total = max(each.passes for each in calls[own]), pair.pair.passes[own]
+            total = before[own].passes + pair.pair.passes[own]
             return (
-                f"the {side}'s gradients are cleared after {done} of {total} backward passes, "
-                f"where the {apart} adds them up (step {step})"
+                f"the {side}'s gradients are cleared after {cleared[own]} of {total} backward "
+                f"passes, where the {apart} adds them up (step {step})"
             )
     return ""
 
@@ -50,16 +76,18 @@ def cleared_late(side: str, names: Sequence[str], pair: StepPair, left: str = "n
     )
 
 
-def _behind_passes(facts: Facts, step: OptimizerStep) -> list[Cleared]:
-    """Return the calls that clear for an optimizer between a backward pass and its step.
+def _cleared_behind(facts: Facts, step: OptimizerStep, before: Accumulated) -> int:
+    """Return after how many backward passes since the last update gradients are cleared last.
 
-    Its number is not known before its first step, nor where a module clears.
+    0 if they are not. The number of an optimizer is not known before its first step, nor where a
+    module clears.
     """
-    before, count = facts.optimizer_steps().index(step), len(step.parameters.name)
-    return [
-        each
+    updates, count = facts.optimizer_steps().index(step), len(step.parameters.name)
+    earlier = Accumulated() if updates else before
+    found = [
+        earlier.passes + each.passes
         for each in facts.cleared
-        if each.updates == before
-        and each.passes
+        if each.updates == updates
         and (each.number == step.number or (each.number is None and each.parameters >= count))
     ]
+    return max(earlier.cleared, *found, 0)

@@ -271,7 +271,9 @@ class DataHistory:
             more = f"before it calls the model, the program draws random numbers by {draw}"
         yield self._difference(
             first.step,
-            order or models or self._batch_words(apart) + (f"; {more}" if more else ""),
+            order
+            or models
+            or self._batch_words(apart, is_made=ahead is not None) + (f"; {more}" if more else ""),
             Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
@@ -370,7 +372,10 @@ class DataHistory:
             )
         return ""
 
-    def _place(self, batch: _Batch) -> str:
+    def _place(self, batch: _Batch, *, is_made: bool = False) -> str:
+        """Return which batch it is; what a call makes of one is none."""
+        if not batch.micro and is_made:
+            return f"what the model gets in step {batch.step}"
         if not batch.micro:
             return f"the batch of step {batch.step}"
         if self._has_several or self._has_models:
@@ -397,20 +402,21 @@ class DataHistory:
         total = len(self._batches)
         return f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
 
-    def _batch_words(self, apart: Sequence[_Batch]) -> str:
+    def _batch_words(self, apart: Sequence[_Batch], *, is_made: bool = False) -> str:
         batch = apart[0]
         sizes = samples_of(_tensors(batch))
         changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
         alone = _alone_words(batch)
-        share = "" if self._leaves_out else self._share(apart)
+        place = self._place(batch, is_made=is_made)
+        share = "" if self._leaves_out or is_made else self._share(apart)
         if alone and not changed:
             return (
                 f"in {self._place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"
             )
         changed += alone
         if not changed:
-            return f"{self._place(batch)} holds other tensors{share}"
-        return f"{self._place(batch)} differs: {'; '.join(changed[:2])}{share}"
+            return f"{place} holds other tensors{share}"
+        return f"{place} differs: {'; '.join(changed[:2])}{share}"
 
 
 def _exchanged(batch: _Batch, made_inside: Made | None) -> Sequence[Data]:

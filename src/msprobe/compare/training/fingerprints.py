@@ -187,7 +187,7 @@ def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
     # One that is much further apart than the others alone tells how far all of them are.
     number = sum(squares) ** 2 / sum(each * each for each in squares) if any(squares) else 0.0
     distance = Distance(value, least, is_exact, most, draws=2 * number)
-    return f" by {distance} of the norm"
+    return f" by {distance} of {'the' if len(known) == 1 else 'their common'} norm"
 
 
 def is_number(tensor: Fingerprint) -> bool:

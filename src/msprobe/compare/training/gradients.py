@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.rounding import LARGEST_SHIFT
-from msprobe.compare.training.cleared import cleared_alone, cleared_late
+from msprobe.compare.training.cleared import Accumulated, cleared_alone, cleared_late
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -73,6 +73,7 @@ class GradientHistory:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Gradients, Gradients]] = {}
+        self._accumulated = Accumulated(), Accumulated()
 
     @property
     def last(self) -> dict[str, tuple[Fingerprint, Fingerprint]]:
@@ -83,6 +84,11 @@ class GradientHistory:
             for name, gradient in target.items()
             if name in reference
         }
+
+    def end(self, pair: FactsPair) -> None:
+        """Take in that a step of the run is over."""
+        target, reference = self._accumulated
+        self._accumulated = target.after(pair.target), reference.after(pair.reference)
 
     def differences(
         self, pairs: Sequence[StepPair], meanings: Meanings, resolution: float
@@ -107,7 +113,7 @@ class GradientHistory:
         self, pair: StepPair, meanings: Meanings, resolution: float
     ) -> Iterator[FactDifference]:
         got, both = pair.gradients, pair.unclipped
-        yield from _lacking(pair, got)
+        yield from self._lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
         same, unclipped = _same_sums(pair)
@@ -125,7 +131,7 @@ class GradientHistory:
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
         telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
-        if far and (words := cleared_alone(pair, moved)):
+        if far and (words := cleared_alone(pair, moved, self._accumulated)):
             yield _difference(pair, words, moved)
             return
         last = self._last.get(pair.target.number)
@@ -198,6 +204,32 @@ class GradientHistory:
             )
             yield replace(fact, gradients=tuple(far))
 
+    def _lacking(
+        self, pair: StepPair, both: tuple[Gradients, Gradients]
+    ) -> Iterator[FactDifference]:
+        columns = [side.has_gradient for side in pair.columns]
+        flags = {
+            name: (bool(at(columns[0], here)), bool(at(columns[1], there)))
+            for name, (here, there) in pair.places.items()
+        }
+        for side, wanted in (("target", (False, True)), ("reference", (True, False))):
+            names = [name for name, found in flags.items() if found == wanted]
+            if names:
+                which, step = some_of(names, pair.total), pair.pair.step
+                lacks = f"{which} {are(names, 'gets', 'get')} no gradient in the {side}"
+                yield _difference(
+                    pair,
+                    cleared_alone(pair, names, self._accumulated) or f"{lacks} (step {step})",
+                    names,
+                    # A gradient of zeros may have been left out.
+                    Effect.CERTAIN
+                    if not any(both)
+                    or any(n in side and side[n].norm for side in both for n in names)
+                    else Effect.POSSIBLE,
+                    # Some alone may not be among those that backward was seen to hand gradients to.
+                    if_exact=cleared_late(side, names, pair) if len(names) == pair.total else "",
+                )
+
 
 def _is_odd(factor: Factor | None, common: float) -> bool:
     """Return whether a gradient is no such multiple of the reference's as the others are."""
@@ -261,30 +293,6 @@ def _multiples(
 def _leaves_nothing(factor: Factor) -> bool:
     residual = factor.residual
     return residual is not None and residual <= SAME_FACTOR and factor.is_proved
-
-
-def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
-    columns = [side.has_gradient for side in pair.columns]
-    flags = {
-        name: (bool(at(columns[0], here)), bool(at(columns[1], there)))
-        for name, (here, there) in pair.places.items()
-    }
-    for side, wanted in (("target", (False, True)), ("reference", (True, False))):
-        names = [name for name, found in flags.items() if found == wanted]
-        if names:
-            which, step = some_of(names, pair.total), pair.pair.step
-            yield _difference(
-                pair,
-                cleared_alone(pair, names)
-                or f"{which} {are(names, 'gets', 'get')} no gradient in the {side} (step {step})",
-                names,
-                # A gradient of zeros may have been left out.
-                Effect.CERTAIN
-                if not any(both) or any(n in side and side[n].norm for side in both for n in names)
-                else Effect.POSSIBLE,
-                # Some alone may not be among those that backward was seen to hand gradients to.
-                if_exact=cleared_late(side, names, pair) if len(names) == pair.total else "",
-            )
 
 
 def gradients_of(side: str, names: Sequence[str], others: int) -> str:

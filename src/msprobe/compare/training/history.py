@@ -248,6 +248,7 @@ class TrainingHistory:
             )
             later += [each for each in found if each.words not in known]
             self._remember(pair, steps, history, is_exact, found)
+            history.gradients.end(pair)
         if made and all(len(steps) == len(made[0]) for steps in made):
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.

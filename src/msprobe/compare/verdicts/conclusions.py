@@ -51,6 +51,7 @@ from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.record_names import parse_record_name
+from msprobe.plain_text import times_text
 
 # Causes that another argument of a call shows.
 _SHOWN_BY_ARGUMENT: Final = (
@@ -280,7 +281,7 @@ class Conclusions:
         # The numbers that it may come from scale the loss, or what is reduced later.
         is_behind_loss = found.has_same_loss and not found.is_reduced
         alone = found.parameters
-        meaning = "" if is_behind_loss or alone else meanings.of(value)
+        meaning = "" if is_behind_loss or alone or found.passes else meanings.of(value)
         words = (
             f"the gradient{'s' * (len(alone) > 1)} of {shown_names(alone)} {are(alone)} "
             f"{value:.6g} times the reference's ({found.place.record}, step {observed.step})"
@@ -288,6 +289,12 @@ class Conclusions:
             else f"the gradients are {value:.6g} times the reference's from {found.place.record} "
             f"on (step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
+        if found.passes is not None:
+            target, reference = map(times_text, found.passes)
+            words = (
+                f"step {observed.step} runs backward {target} in the target, {reference} in the "
+                f"reference: {words}"
+            )
         limited = "" if meaning or found.totals is None else limited_words(*found.totals)
         if meaning:
             words += f": the factor is {meaning}"

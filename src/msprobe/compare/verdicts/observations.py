@@ -35,6 +35,7 @@ from msprobe.compare.training.outlines import (
     gives_other_numbers,
 )
 from msprobe.compare.training.random_calls import draws_numbers, draws_within
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
     left_over,
@@ -83,6 +84,7 @@ class GradientFactor(NamedTuple):
         has_same_loss: the losses were recorded, and are equal: none was scaled.
         totals: the total norms of the gradients of parameters, where these alone differ.
         parameters: their names, where these alone differ, and others agree.
+        passes: how many backward passes both sides made, where that differs.
     """
 
     factor: Factor
@@ -92,6 +94,7 @@ class GradientFactor(NamedTuple):
     has_same_loss: bool = False
     totals: tuple[float, float] | None = None
     parameters: Sequence[str] = ()
+    passes: tuple[int, int] | None = None
 
     @property
     def moment(self) -> Moment:
@@ -578,7 +581,14 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         _has_same_loss(comparison),
         _totals(comparison, rows),
         _parameters_alone(comparison, rows),
+        _other_passes(comparison),
     )
+
+
+def _other_passes(comparison: RankComparison) -> tuple[int, int] | None:
+    pair = facts_of(comparison)
+    is_known = pair is not None and pair.ran_through and all(pair.passes)
+    return pair.passes if pair is not None and is_known and len({*pair.passes}) > 1 else None
 
 
 def _parameters_alone(comparison: RankComparison, differing: Sequence[Row]) -> list[str]:
