@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from msprobe.dump.stack_frames import first_of_optimizer
 from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
+    from msprobe.compare.ranks import ViewPair
     from msprobe.compare.sides import Side
     from msprobe.compare.verdicts.places import Clue
     from msprobe.compare.verdicts.proof import Proof
@@ -60,6 +61,7 @@ class RankComparison:
         lone_call: a call of an earlier step without a partner, whose result this one uses.
         noise: what was found by measured noise; None where it was not measured.
         table: file of the table of `rows`, where they were set aside.
+        later: the same rank in later steps, whose records are not compared yet.
     """
 
     step: int
@@ -75,6 +77,7 @@ class RankComparison:
     lone_call: Clue | None = None
     noise: NoiseJudgement | None = None
     table: Path | None = None
+    later: Sequence[ViewPair] = ()
     _asked_again: float | None = field(default=None, init=False, repr=False)
 
     def side_of(self, pair: OperationPair) -> Side:

@@ -175,8 +175,11 @@ def run_comparison(
         comparer.use_noise(dumps[1])
         comparer.notes += [*notes, *pairing.notes]
         comparisons: list[RankComparison] = []
-        for _, pairs in groupby(pairing.pairs, key=lambda pair: pair.step):
-            comparisons += comparer.compare_step(list(pairs))
+        left = [*pairing.pairs]
+        for _, of_step in groupby(pairing.pairs, key=lambda pair: pair.step):
+            pairs = [*of_step]
+            left = left[len(pairs) :]
+            comparisons += comparer.compare_step(pairs, left)
             if set_aside is not None:
                 set_aside.look_at(comparisons)
         if framework is not None:
@@ -275,10 +278,14 @@ class _Comparer:
         noisy, reference = Side(pair.target, source=NOISE), Side(pair.reference, source=REFERENCE)
         return self.judged(pair, noisy, reference, [])
 
-    def compare_step(self, pairs: Sequence[ViewPair]) -> list[RankComparison]:
-        """Compare all ranks of one step."""
+    def compare_step(
+        self, pairs: Sequence[ViewPair], later: Sequence[ViewPair]
+    ) -> list[RankComparison]:
+        """Compare all ranks of one step; of later ones facts alone may be looked at."""
         # Replicas are compared by the texts of their records, once all ranks have been.
         comparisons = [self._compare(pair, is_read_again=len(pairs) > 1) for pair in pairs]
+        for comparison in comparisons:
+            comparison.later = [pair for pair in later if pair.rank == comparison.rank]
         self.summary.add(comparisons)
         if self._globs is not None:
             for comparison in comparisons:

@@ -20,17 +20,20 @@ def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, 
     They are those of modules that hold the same parameters when a step starts, and of these
     parameters. Of several that hold the same (ones and zeros), those whose own names agree belong
     together in their order. What is left between two such modules belongs together in its order,
-    if the shapes agree: one of them was changed.
+    if the shapes agree: one of them was changed. Of a module of both sides they are those of its
+    parameters, where it holds the same ones by other names, as a cell does of a recurrent layer.
     """
     own, others = _parameters(target), _parameters(reference)
-    if own.keys() == others.keys():
+    if own == others:
         return {}
     of_target, of_reference = shared_paths(own, others)
     known = {*of_target.values()} & {*of_reference.values()}
+    found = _renamed_parameters(own, others, (of_target, of_reference))
+    if own.keys() == others.keys():
+        return found
     own = {path: held for path, held in own.items() if of_target[path] not in known}
     others = {path: held for path, held in others.items() if of_reference[path] not in known}
     orders = list(own), list(others)
-    found: dict[str, str] = {}
     for by_name in (False, True):
         partners = _by_content(others, by_name=by_name)
         for content, paths in _by_content(own, by_name=by_name).items():
@@ -41,10 +44,24 @@ def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, 
                 found[path] = other
                 held = others.pop(other)
                 found |= {name: held[key] for key, name in own.pop(path).items()}
-    for path, other in _between(*orders, found) if found else ():
+    for path, other in _between(*orders, found) if not found.keys().isdisjoint(orders[0]) else ():
         changed, into = own[path], others.get(other, {})
         if [shape for shape, _ in changed] == [shape for shape, _ in into]:
             found |= {path: other, **dict(zip(changed.values(), into.values(), strict=True))}
+    return found
+
+
+def _renamed_parameters(
+    target: _Modules, reference: _Modules, paths: tuple[Mapping[str, str], Mapping[str, str]]
+) -> dict[str, str]:
+    """Return names of the target's parameters → those of the reference's, in modules of both."""
+    others = {paths[1][path]: held for path, held in reference.items()}
+    found: dict[str, str] = {}
+    for path, held in target.items():
+        same = others.get(paths[0][path], {})
+        lasts = ({name.rpartition(".")[2] for name in each.values()} for each in (held, same))
+        if held.keys() == same.keys() and len({*map(frozenset, lasts)}) > 1:
+            found |= {name: same[content] for content, name in held.items()}
     return found
 
 

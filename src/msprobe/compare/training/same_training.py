@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msprobe.compare.rounding import ONCE
@@ -72,6 +72,25 @@ def has_same_training(
     )
     is_taken_back = any(pair.events(Scaler)) or is_seen
     return _is_scale(*totals, is_taken_back=is_taken_back)
+
+
+def adds_up_alike(pair: FactsPair, later: Iterable[FactsPair], tolerance: float) -> bool:
+    """Return whether a step without an update adds the same to gradients that agree at the next.
+
+    Args:
+        pair: the facts of the step.
+        later: those of the steps behind it.
+        tolerance: of gradients.
+    """
+    if any(facts.optimizer_steps() for facts in pair.sides) or not all(pair.passes):
+        return False
+    losses = [pair]
+    for each in later:
+        if any(facts.optimizer_steps() for facts in each.sides):
+            is_alike = has_same_training(each, each.steps, tolerance)
+            return is_alike and all(_are_near(*map(total_loss, p.sides)) for p in losses)
+        losses.append(each)
+    return False
 
 
 def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip], *, tolerance: float) -> bool:

@@ -8,7 +8,7 @@ are part of the names that a run records.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress, count
 from typing import Final, TypeVar
 
@@ -90,7 +90,33 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
         comparison: the comparison.
         of_replicas: leave out what each rank of a run has of its own, such as its data.
     """
-    target, reference = comparison.facts
+    return _pair_of(
+        comparison,
+        comparison.step,
+        comparison.facts,
+        of_replicas=of_replicas,
+        has_closure=comparison.asked_again < math.inf,
+    )
+
+
+def later_facts(comparison: RankComparison) -> Iterator[FactsPair]:
+    """Yield the facts of the same rank in later steps, until one is without them."""
+    for views in comparison.later:
+        pair = _pair_of(comparison, views.step, (views.target.facts, views.reference.facts))
+        if pair is None:
+            return
+        yield pair
+
+
+def _pair_of(
+    comparison: RankComparison,
+    step: int,
+    facts: tuple[Facts | None, Facts | None],
+    *,
+    of_replicas: bool = False,
+    has_closure: bool = False,
+) -> FactsPair | None:
+    target, reference = facts
     if target is None or reference is None:
         return None
     if of_replicas:
@@ -99,11 +125,11 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
     renamed = comparison.target.renamed_modules
     target, reference = with_shared_names(target, reference, mapped, renamed)
     return FactsPair(
-        step=comparison.step,
+        step=step,
         rank=comparison.rank,
         target=target,
         reference=reference,
-        has_closure=comparison.asked_again < math.inf,
+        has_closure=has_closure,
     )
 
 

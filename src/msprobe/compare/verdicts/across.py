@@ -24,7 +24,8 @@ from msprobe.compare.rounding import FINE, is_far_apart, resolution_of
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.gradient_distances import farthest_told, gradient_distances
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.same_training import has_same_training
+from msprobe.compare.training.same_training import adds_up_alike, has_same_training
+from msprobe.compare.training.shared_names import later_facts
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import DataFlow, fingerprints
@@ -400,9 +401,14 @@ def _clear_same_training(
         resolutions = _resolutions(comparison, is_one_sided=is_one_sided)
         if has_same_training(pair, steps, tolerance, resolutions, is_one_sided=is_one_sided):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
-            names = comparison.reference.names
-            flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
-            retract_without_effect(Calls(comparison), flow, max(updates), _apart(steps))
+            updated: float = max(updates)
+        elif adds_up_alike(pair, later_facts(comparison), tolerance):
+            updated = comparison.end_of_backward
+        else:
+            continue
+        names = comparison.reference.names
+        flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
+        retract_without_effect(Calls(comparison), flow, updated, _apart(steps))
 
 
 def _apart(steps: Sequence[StepPair]) -> dict[tuple[int, ...], float]:

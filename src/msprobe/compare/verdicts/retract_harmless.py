@@ -164,7 +164,7 @@ def _slot(row: Row) -> tuple[str, str, Sequence[int] | None]:
 def retract_without_effect(
     calls: Calls,
     flow: Callable[[], DataFlow],
-    updated: int,
+    updated: float,
     apart: Mapping[tuple[int, ...], float],
 ) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients.
@@ -175,7 +175,7 @@ def retract_without_effect(
     Args:
         calls: those of the step.
         flow: returns where their values come from.
-        updated: place of the last optimizer.
+        updated: place of the last optimizer; without one, of the end of the backward pass.
         apart: shape → how far apart it leaves a parameter, relative to its norm.
     """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
@@ -196,7 +196,7 @@ def retract_without_effect(
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
 
-def _is_late(call: Call, calls: Calls, updated: int) -> bool:
+def _is_late(call: Call, calls: Calls, updated: float) -> bool:
     """Return whether a call comes after the optimizer's, so that its gradients tell nothing."""
     return call.pair.position > updated and calls.is_after_backward(call)
 
