@@ -153,9 +153,12 @@ def computed_input(debugger: PrecisionDebugger, change: str | None) -> None:
     [
         (
             "largest is one",
-            "call: the batch of step 0 differs: .*only the target calls Tensor.amax",
+            "call: what the model gets in step 0 differs: .*only the target calls Tensor.amax",
         ),
-        ("descending", "argument: the batch of step 0 differs: .*descending of Tensor.sort"),
+        (
+            "descending",
+            "argument: what the model gets in step 0 differs: .*descending of Tensor.sort",
+        ),
         ("other data", "data: "),
     ],
 )

@@ -162,7 +162,7 @@ class ScheduleHistory:
             words += f"; rates of {others} other group{'s' * (others > 1)} differ, too"
         if is_schedule:
             words += self._calls_words(rates, place) or self._shift_words(rates)
-        elif self._are_alike:
+        elif self._is_set_by_program(rates):
             words += ", though the schedulers are set alike"
         return FactDifference(
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
@@ -181,8 +181,8 @@ class ScheduleHistory:
             return True
         if None not in rates.base and not same(*rates.base):
             return False
-        if self._are_alike and not self._are_stepped_otherwise(rates):
-            return False  # the program itself sets the rate of one side
+        if self._is_set_by_program(rates):
+            return False
         # Rates that fall by one factor are one ratio and a shift: the schedulers' counters decide.
         apart = self._epochs_apart() if self._schedules else self._apart(rates)
         if rates.base == (None, None) and not apart and _has_one_ratio(rates):
@@ -190,9 +190,12 @@ class ScheduleHistory:
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
 
-    def _are_stepped_otherwise(self, rates: _Rates) -> bool:
+    def _is_set_by_program(self, rates: _Rates) -> bool:
+        """Return whether schedulers that are alike give one side another rate than the other."""
+        if not self._are_alike or None in rates.base:
+            return False
         place = _first_difference(rates) or 0
-        return bool(self._calls_words(rates, place) or self._apart(rates))
+        return not (self._calls_words(rates, place) or self._apart(rates))
 
     def _calls_words(self, rates: _Rates, place: int) -> str:
         """Return how schedulers are stepped otherwise before rates differ; empty where alike."""
