@@ -378,3 +378,37 @@ def test_calls_between_modules_in_training_alone_follow_from_the_mode(tmp_path: 
     verdict = verdict_on(tmp_path, run, True, False, "L0")
 
     assert (verdict["class"], verdict["where"]["step"]) == ("mode", 1), verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_an_average_that_is_written_within_the_closure_is_order(tmp_path: Path, level: str) -> None:
+    """Trainers call the hooks behind backward in there."""
+
+    def run(debugger: PrecisionDebugger, is_early: bool) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.RMSprop(model.parameters(), 0.01)
+
+        def follow() -> None:
+            with torch.no_grad():
+                for own, other in zip(average.parameters(), model.parameters(), strict=True):
+                    own.lerp_(other, 0.1)
+
+        def closure() -> torch.Tensor:
+            loss = F.mse_loss(model(data), torch.ones(2, 4))
+            optimizer.zero_grad()
+            loss.backward()
+            if is_early:
+                follow()
+            return loss
+
+        for number in recorded_steps(debugger, [model, average]):
+            data = torch.full((2, 8), 0.1 + number)
+            optimizer.step(closure)
+            if not is_early:
+                follow()
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == "order", verdict["sentence"]
+    assert "only the" not in verdict["sentence"]

@@ -320,6 +320,8 @@ def test_a_closure_without_gradients_is_recorded_and_its_optimizer_is_not(
         with torch.no_grad():
             seen.lerp_(BATCH.mean(0), 0.1)
         backward(loss)
+        with torch.no_grad():
+            seen.mul_(0.9)
         return loss
 
     run.start(model)
@@ -329,6 +331,8 @@ def test_a_closure_without_gradients_is_recorded_and_its_optimizer_is_not(
     run.step()
     names = records_of(tmp_path)
     assert {"Tensor.lerp_.0.forward", "Tensor.lerp_.1.forward"} <= set(names)
+    # So is what it does behind the backward pass.
+    assert {"Tensor.mul_.0.forward", "Tensor.mul_.1.forward"} <= set(names)
     assert not any("sign_" in name or "zeros_like" in name for name in names)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final
 
@@ -108,7 +108,8 @@ class Observer:
         self._noise = None if seed is None else NoiseMode(session, seed)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._drafts = FactDrafts(adapter.known, self._count_outlined)
-        self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
+        in_closure = nullcontext if self.apis is None else self.apis.in_closure
+        self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts, in_closure)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._cleared = ClearedGradients(session, self._optimizers, lambda: self._losses.count)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()

@@ -268,10 +268,20 @@ class ApiObserver(TorchFunctionMode):
             back.callback(self._wake)
         return back.close
 
+    @contextmanager
+    def in_closure(self) -> Iterator[None]:
+        """Context in which all calls are recorded: an optimizer runs code of the user's."""
+        before, self.asleep = self.asleep, 0
+        try:
+            yield
+        finally:
+            self.asleep = before
+
     def _is_of_closure(self, with_grad: bool) -> bool:
         """Return whether a call during `Optimizer.step` is made by its closure.
 
-        Parts of a forward pass may turn gradients off, as an optimizer does.
+        That one was running when the recording began: nothing else tells where it ends. Parts of a
+        forward pass may turn gradients off, as an optimizer does.
         """
         is_before = self._in_closure and not self.session.backward.has_begun
         self._in_closure = with_grad or is_before

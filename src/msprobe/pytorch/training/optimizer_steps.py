@@ -12,7 +12,8 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import update_wrapper
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -106,7 +107,11 @@ class OptimizerSteps:
     """Takes the steps of optimizers from `install` until the step of the run ends."""
 
     def __init__(
-        self, session: Session, go_to_sleep: Callable[[bool], Wake], make_draft: MakeDraft
+        self,
+        session: Session,
+        go_to_sleep: Callable[[bool], Wake],
+        make_draft: MakeDraft,
+        in_closure: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Create it.
 
@@ -115,7 +120,9 @@ class OptimizerSteps:
             go_to_sleep: makes the calls of an optimizer go unrecorded, given whether a closure
                 of the user's runs among them; returns how to end that. May be ended twice.
             make_draft: begins the record of a step.
+            in_closure: makes the calls of a closure go recorded meanwhile.
         """
+        self._in_closure = in_closure
         self._session = session
         self._go_to_sleep = go_to_sleep
         self._make_draft = make_draft
@@ -170,7 +177,22 @@ class OptimizerSteps:
             running.depth += 1
             return None
         has_closure = any(map(callable, (*args, *kwargs.values())))
-        return args, _Arguments(kwargs, self._start(optimizer, has_closure=has_closure))
+        arguments = _Arguments(kwargs, self._start(optimizer, has_closure=has_closure))
+        if has_closure:
+            args = tuple(map(self._of_user, args))
+            arguments.update({name: self._of_user(value) for name, value in kwargs.items()})
+        return args, arguments
+
+    def _of_user(self, argument: Any) -> Any:
+        """Return a closure that runs awake; anything else as it is."""
+        if not callable(argument):
+            return argument
+
+        def awake(*args: Any, **kwargs: Any) -> Any:
+            with self._in_closure():
+                return argument(*args, **kwargs)
+
+        return update_wrapper(awake, argument)
 
     def _start(self, optimizer: Optimizer, *, has_closure: bool) -> _Running:
         running = _Running(optimizer, self._running, self._go_to_sleep(has_closure))
