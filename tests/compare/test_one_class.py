@@ -80,10 +80,10 @@ WRITTEN = "written between the update of step 0 and the start of step 1"
         ("a third", "", "gradient", "factor is 0.333333", "only the target calls Tensor.__truediv"),
         ("scaled", "", "gradient", "the factor is 2^10", "only the target calls Tensor.__mul__"),
         ("other division", "", "gradient", "the inverse of the number", "of Tensor.__truediv__"),
-        ("clamped", "", "parameters", WRITTEN, "only the target calls Tensor.clamp_"),
-        ("shrunk", "", "parameters", WRITTEN, "only the target calls Tensor.mul_"),
-        ("left", "", "parameters", WRITTEN, "only the target calls Tensor.copy_"),
-        ("shrunk more", "shrunk", "parameters", "written", "of Tensor.mul_"),
+        ("clamped", "", "update", WRITTEN, "only the target calls Tensor.clamp_"),
+        ("shrunk", "", "update", WRITTEN, "only the target calls Tensor.mul_"),
+        ("left", "", "update", WRITTEN, "only the target calls Tensor.copy_"),
+        ("shrunk more", "shrunk", "update", "written", "of Tensor.mul_"),
     ],
 )
 def test_a_cause_has_one_class_and_names_its_call(

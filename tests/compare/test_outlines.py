@@ -263,7 +263,7 @@ def following(debugger: PrecisionDebugger, change: float) -> None:
 def test_a_model_that_follows_another_faster(level: str, tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, following, 0.2, 0.1, level)
 
-    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert verdict["class"] == "update", verdict["sentence"]
     assert "Tensor.lerp_" in verdict["sentence"]
     assert re.search("0.2 (in the target, 0.1 in|instead of 0.1)", verdict["sentence"])
 
@@ -290,7 +290,7 @@ def test_an_average_that_is_written_the_other_way_round(
 ) -> None:
     verdict = verdict_on(tmp_path, averaging, is_reversed, not is_reversed, level)
 
-    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert verdict["class"] == "update", verdict["sentence"]
     assert "differ when step 1 starts" in verdict["sentence"]
     words = r"input.0 and input.1 of Tensor.lerp_.0.forward \(.*\) are interchanged, step 0"
     assert re.search(words, verdict["sentence"]), verdict["sentence"]

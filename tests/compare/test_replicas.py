@@ -308,7 +308,7 @@ def test_the_data_of_each_rank_explains_nothing(tmp_path, drift):
     summary = compare_replicas(tmp_path / "dump", CompareOptions()).summary
     verdict = summary["verdict"]
     if drift:
-        assert verdict["class"] == "parameters"
+        assert verdict["class"] == "update"
         assert "2.bias differs when step 1 starts" in verdict["sentence"]
         assert len(summary["replicas"]) == 1
     else:

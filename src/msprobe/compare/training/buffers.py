@@ -128,7 +128,8 @@ def _of_kind(
         call, where = difference_of_module(*pair.sides, module), f"in {module} " * bool(module)
     if call is not None:
         made, verdict = f"; {where}{call.words}", call.verdict
-    if kind == "parameter" and all(facts.optimizer_steps() for facts in pair.sides):
+    is_written = kind == "parameter" and all(facts.optimizer_steps() for facts in pair.sides)
+    if is_written:
         verdict = VerdictClass.PARAMETERS  # the program writes it besides
     yield pair.difference(
         verdict,
@@ -137,6 +138,7 @@ def _of_kind(
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         turn=max(len(facts.optimizer_steps()) for facts in pair.sides),
         parameter=worst,
+        is_written=is_written,
         modules=() if kind == "parameter" else tuple({n.rpartition(".")[0]: None for n in far}),
         next=(call.next if call else ())
         or (

@@ -111,6 +111,7 @@ class FactDifference:
         takes_back: gradients lose the scale of the loss after they were clipped, which explains the
             calls that scale it.
         turn: how many optimizer steps of its training step come before the one that it is of.
+        is_written: the program writes parameters behind their update, which is no other start.
         if_exact: what it is in words where all calls of its step agree to the bit, and gradients
             of parameters are the same behind backward.
     """
@@ -139,6 +140,7 @@ class FactDifference:
     is_passed_on: bool = False
     takes_back: bool = False
     turn: int = 0
+    is_written: bool = False
     if_exact: str = ""
 
     @property

@@ -270,6 +270,7 @@ def _moved(
             f"{pair.step} starts{size}{since}",
             effect=_effect(pair, far, change),
             parameter=worst,
+            is_written=not is_first and kind == "parameter",
             next=(
                 *((_EARLIER_STEPS.format(pair.step),) if is_later else ()),
                 "make both models with the same options"

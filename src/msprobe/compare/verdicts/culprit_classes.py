@@ -185,7 +185,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
         return (
-            VerdictClass.PARAMETERS,
+            VerdictClass.UPDATE,
             f"written otherwise after the backward pass of step {step}: {words}",
         )
     made = _made_batch(culprit, found)

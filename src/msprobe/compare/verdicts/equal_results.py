@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference
 from msprobe.compare.verdicts.observations import StepObservations
@@ -13,6 +14,7 @@ from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.precision_words import precisions_of_agreeing, where_of_precision
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
+from msprobe.dump.record_names import parse_record_name
 
 
 def equal_results(findings: Findings, unmatched: int, inside: int) -> Verdict:
@@ -128,9 +130,21 @@ def _others(findings: Findings, unmatched: int, differing: int) -> str:
         evened = _evened(findings)
         words = f"{differing} others differ on the way to results that agree"
         return words if evened is None else f"{words}, first {evened.words}"
+    sent = _lone_communication(findings)
+    if sent:
+        return f"{sent}, without consequence for any value of both sides"
     if unmatched and not any(each.unused for each in findings.steps):
         return "the sides make different calls, without consequence for any value"
     return ""
+
+
+def _lone_communication(findings: Findings) -> str:
+    """Return what one side alone communicates, in words: numbers that are printed, say."""
+    for each in findings.steps:
+        if each.late_call and is_communication(parse_record_name(each.late_call.place.record)):
+            return f"{each.late_call.words} (step {each.step})"
+    facts = (each for each in findings.facts if each.verdict is VerdictClass.COMMUNICATION)
+    return next((each.words for each in facts), "")
 
 
 def _evened(findings: Findings) -> Clue | None:

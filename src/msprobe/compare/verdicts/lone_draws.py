@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from msprobe.compare.model import OperationPair, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training import random_calls
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.program_flow import content_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 
 
@@ -51,11 +52,29 @@ def lone_draw(
 
 
 def _is_all(comparison: RankComparison, draws: Sequence[OperationPair]) -> bool:
-    """Return whether one side alone makes no other calls than some draws, of these functions."""
+    """Return whether all that one side alone does is to draw, by these functions.
+
+    What it makes of the numbers is no more, if no call of both sides is given it.
+    """
     bases = {comparison.parsed(each).base for each in draws}
-    return all(
-        pair.is_matched or comparison.parsed(pair).base in bases for pair in comparison.pairs
-    )
+    lone = [pair for pair in comparison.pairs if not pair.is_matched]
+    if all(comparison.parsed(pair).base in bases for pair in lone):
+        return True
+    if any(comparison.parsed(p).is_module or comparison.side_of(p).module(p.name) for p in lone):
+        return False
+    for is_target, side in ((True, comparison.target), (False, comparison.reference)):
+        names = [pair.name for pair in lone if (pair.reference is None) is is_target]
+        made = {_key(v) for name in names for v in side.values(name) if v.role is Role.OUTPUT}
+        shared = [p.target if is_target else p.reference for p in comparison.pairs if p.is_matched]
+        given = (value for name in shared if name for value in side.values(name) if made)
+        if any(value.role is Role.INPUT and _key(value) in made for value in given):
+            return False
+    return True
+
+
+def _key(value: Value) -> Hashable:
+    """Return what tells a tensor: its number in the step, or else what it holds."""
+    return content_of(value) if value.value_id is None else value.value_id
 
 
 def is_given_generator(comparison: RankComparison, pair: OperationPair) -> bool:
