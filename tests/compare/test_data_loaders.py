@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from builders.two_runs import fit, recorded_steps, verdict_on
 from msprobe.pytorch import PrecisionDebugger
@@ -127,3 +127,62 @@ def test_what_a_loss_is_given_is_no_batch_of_its_own(tmp_path: Path, level: str)
 
     assert (verdict["class"], verdict["where"]["step"]) == ("data", 1), verdict["sentence"]
     assert "(in 1 of 3 steps)" in verdict["sentence"]
+
+
+class Windows(Dataset):
+    """Windows of one series, each with the one that follows it, or with itself."""
+
+    def __init__(self, *, follows: bool) -> None:
+        self.series, self.follows = torch.randn(65), follows
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        given = self.series[4 * place : 4 * place + 4]
+        wanted = self.series[4 * place + 1 : 4 * place + 5] if self.follows else given.clone()
+        return given, wanted
+
+
+class Forecast(nn.Module):
+    """A model that computes its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = (self.layer(given) - wanted).square().mean()
+        return loss
+
+
+def forecast(debugger: PrecisionDebugger, how: tuple[bool, int]) -> None:
+    """Train on windows, perhaps on some batches behind the first ones."""
+    follows, skipped = how
+    torch.manual_seed(5)
+    data, model = Windows(follows=follows), Forecast()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+    batches = (batch for _ in range(3) for batch in loader)
+    for _ in range(skipped):
+        next(batches)
+    for _ in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(*next(batches)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_copy_in_place_of_another_part_of_the_data_is_data(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, forecast, (False, 0), (True, 0), level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_batches_that_are_not_skipped_are_data(tmp_path: Path, level: str) -> None:
+    """One side begins a further epoch within the recorded steps, and draws its order there."""
+    verdict = verdict_on(tmp_path, forecast, (True, 0), (True, 2), level)
+
+    assert verdict["class"] == "data", verdict["sentence"]

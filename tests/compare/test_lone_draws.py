@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from builders.two_runs import fit, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -75,3 +75,29 @@ def test_another_draw_is_named_beside_that_of_the_reference(tmp_path: Path, leve
 def test_a_draw_that_nothing_follows_accuses_nobody(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, training, "without consequence", "no dropout", level)
     assert verdict["class"] == "equal", verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_draw_for_a_log_is_named_before_what_is_made_of_it(tmp_path: Path, level: str) -> None:
+    class Dropped(nn.Module):
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            kept: torch.Tensor = torch.empty(len(data), 1).bernoulli_(0.8)
+            return data * kept
+
+    def run(debugger: PrecisionDebugger, logs: bool) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), Dropped(), nn.Linear(8, 3))
+        data, labels = torch.randn(3, 8, 6), torch.randint(0, 3, (3, 8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in recorded_steps(debugger, model):
+            if logs:
+                place = torch.randint(8, ()).item()
+                labels[number][place].item()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data[number]), labels[number]).backward()
+            optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == ("call" if level == "L0" else "random"), verdict["sentence"]
+    assert "only the target calls Torch.randint" in verdict["sentence"]
+    assert "which draws random numbers" in verdict["sentence"]

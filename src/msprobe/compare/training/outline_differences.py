@@ -70,6 +70,7 @@ class OutlineDifference:
         is_of_noise: whether the call draws random numbers, which pick no samples.
         is_of_axis: whether the call works along another axis.
         is_of_flow: whether both sides make the same calls, in another order or of other tensors.
+        is_draw: whether one side alone makes the call, which draws random numbers.
     """
 
     verdict: VerdictClass
@@ -83,6 +84,7 @@ class OutlineDifference:
     is_of_noise: bool = False
     is_of_axis: bool = False
     is_of_flow: bool = False
+    is_draw: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -150,7 +152,7 @@ def has_same_calls(target: Sequence[OutlinedCall], reference: Sequence[OutlinedC
 
 def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
     # What a call makes of nothing but numbers is used by a later one, which tells more.
-    first = next((each for each in found if each.takes_tensor), found[0])
+    first = next((each for each in found if each.takes_tensor or each.is_draw), found[0])
     # How many there are depends on which of them change no value.
     is_alone = len(found) == 1
     more = "" if is_alone else "; more calls differ"
@@ -225,10 +227,18 @@ def other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> O
     verdict = VerdictClass.PRECISION if is_cast else VerdictClass.CALL
     if any(suggests(each.name, Hint.LIMITS_GRADIENTS) for each in both):
         verdict = VerdictClass.CLIPPING
+    is_draw = len(both) == 1 and operator_in(both[0]).draws_random
+    words += ", which draws random numbers" if is_draw else ""
     ratio = _scale(target) / _scale(reference)
     is_division = len(both) == 1 and abs(_scale(both[0])) < 1
     return OutlineDifference(
-        verdict, words, line_of(both[0]), takes, None if ratio == 1 else ratio, is_division
+        verdict,
+        words,
+        line_of(both[0]),
+        takes,
+        None if ratio == 1 else ratio,
+        is_division,
+        is_draw=is_draw,
     )
 
 

@@ -33,6 +33,7 @@ from msprobe.compare.training.outline_differences import (
 )
 from msprobe.compare.training.outlined_calls import (
     CASTS,
+    COPIES,
     CUTS,
     MadeCalls,
     calls_in,
@@ -273,6 +274,7 @@ def difference_ahead(
             another axis.
     """
     calls = made_calls(facts, *map(is_ahead_of, names))
+    few = calls.only(lambda call: operator_name(call) not in COPIES)  # the same data
     told = (
         each
         for each in differences(*calls)
@@ -281,8 +283,8 @@ def difference_ahead(
     models = made_calls(facts, is_of_model, is_of_model)
     return (
         next(told, None)
-        or _lone_operator(calls)
-        or _put_between(calls)
+        or _lone_operator(few)
+        or _put_between(few)
         or _other_feed(calls, Wanted(models.places, are_results=None))
     )
 

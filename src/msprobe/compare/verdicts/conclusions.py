@@ -423,13 +423,16 @@ class Conclusions:
     def _call_behind(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
         """Return the call that makes a culprit differ, if it is another one."""
         return (
-            self._drawn_ahead(culprit)
+            self._drawn_ahead(culprit, found)
             or unrecorded_call(culprit, found)
             or self._other_draw(culprit, found)
         )
 
-    def _drawn_ahead(self, culprit: Culprit) -> OutlineDifference | None:
-        """Return the draw of one side alone before a call that draws other numbers."""
+    def _drawn_ahead(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
+        """Return the draw of one side alone before a call that draws other numbers.
+
+        Which order of samples is drawn is data, also where the other side draws one more.
+        """
         comparison, pair = culprit.comparison, culprit.row.pair
         is_given = is_given_generator(comparison, pair)
         if culprit.row.cause is not Cause.RANDOM_NUMBERS:
@@ -441,6 +444,9 @@ class Conclusions:
             before = self._observed.get((comparison.step - 1, comparison.rank))
             draw = None if before is None else before.own_draw
         if draw is None:
+            return None
+        base = comparison.parsed(pair).base
+        if found is VerdictClass.DATA and parse_record_name(draw.place.record).base == base:
             return None
         words = f"{draw.words}, step {draw.place.step}"
         return OutlineDifference(draw.verdict, words, draw.place.source, takes_tensor=False)

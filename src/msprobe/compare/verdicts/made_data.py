@@ -17,6 +17,7 @@ from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.training.data import samples_of, tensor_words
+from msprobe.compare.training.outlined_calls import COPIES
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
 from msprobe.compare.verdicts.ranking import Culprit
@@ -112,7 +113,7 @@ def _is_given_another_part(culprit: Culprit) -> bool:
     flows = [ProgramFlow(side) for side in comparison.sides]
     for side, flow, name, value in zip(comparison.sides, flows, names, row.values, strict=True):
         maker = flow.maker(value, name or "")
-        if maker is None or side.operator(maker).name not in _TAKES:
+        if maker is None or side.operator(maker).name not in _TAKES | COPIES:
             return False
     return flows[0].is_of_data(row.pair.name) and _gets_other_data(comparison)
 
