@@ -89,11 +89,11 @@ def test_a_draw_for_a_log_is_named_before_what_is_made_of_it(tmp_path: Path, lev
         data, labels = torch.randn(3, 8, 6), torch.randint(0, 3, (3, 8))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for number in recorded_steps(debugger, model):
+            wanted = labels[number]
             if logs:
-                place = torch.randint(8, ()).item()
-                labels[number][place].item()
+                wanted[torch.randint(8, ()).item()].item()
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(data[number]), labels[number]).backward()
+            nn.functional.cross_entropy(model(data[number]), wanted).backward()
             optimizer.step()
 
     verdict = verdict_on(tmp_path, run, True, False, level)
