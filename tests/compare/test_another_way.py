@@ -89,7 +89,7 @@ def test_averages_are_written_in_any_way(tmp_path: Path, change: Change, level: 
 def test_another_average_is_told(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, average, other_rate, ema, level)
 
-    assert verdict["class"] in ("call", "parameters", "argument"), verdict["sentence"]
+    assert verdict["class"] in ("call", "update", "argument"), verdict["sentence"]
 
 
 def queue(debugger: PrecisionDebugger, change: Change) -> None:

@@ -495,6 +495,8 @@ export const sentences = {
   "{} others differ on the way to results that agree": "另有 {} 个中间值有差异，但结果一致",
   "{} others differ on the way to results that agree, first {}": "另有 {} 个中间值有差异，但结果一致，首个为{}",
   "module {} by {}: {}": "模块 {}，相差 {}：{}",
+  "{}, without consequence for any value of both sides": "{1}，但对两侧共有的数值无影响", "which draws random numbers": "它抽取随机数", "their common": "其共同的",
+  "{} {} no gradient in the {}": "{3}中 {1} 没有梯度",
   "the sides make different calls, without consequence for any value": "两侧调用不同，但对数值无影响",
   "the same numbers, with dimensions in another order": "数值相同，但维度顺序不同", "in the {} alone": "仅在{}中",
   "{} {} changed after step {} began and before its optimizer step{}": "{1} 在 step {3} 开始之后、优化器更新之前被修改{4}",
