@@ -396,7 +396,7 @@ CAUSES = [
         "average not applied",
         "conv",
         as_it_is,
-        ("parameters",),
+        ("update",),
         r"all 10 parameters differ when step 1 starts.*though they agreed",
         averaged,
     ),

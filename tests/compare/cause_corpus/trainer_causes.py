@@ -225,7 +225,7 @@ TRAINER_CAUSES = [
     TrainerCase(
         "averaged",
         Plan(at_step=averaged_weights),
-        ("parameters",),
+        ("update",),
         r"parameters differ when step 2 starts",
     ),
     TrainerCase(
