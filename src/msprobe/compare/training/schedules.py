@@ -191,11 +191,13 @@ class ScheduleHistory:
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
 
     def _is_set_by_program(self, rates: _Rates) -> bool:
-        """Return whether schedulers that are alike give one side another rate than the other."""
-        if not self._are_alike or None in rates.base:
+        """Return whether one side begins with another rate, though the schedulers are alike.
+
+        One that parts later was changed as a schedule changes it: by a floor, say.
+        """
+        if not self._are_alike or None in rates.base or _first_difference(rates) != 0:
             return False
-        place = _first_difference(rates) or 0
-        return not (self._calls_words(rates, place) or self._apart(rates))
+        return not (self._calls_words(rates, 0) or self._apart(rates))
 
     def _calls_words(self, rates: _Rates, place: int) -> str:
         """Return how schedulers are stepped otherwise before rates differ; empty where alike."""
