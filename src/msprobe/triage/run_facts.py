@@ -276,7 +276,7 @@ class RunFacts:
             evidence.append(f"in step {own.step} {own.words}")
         is_proved = cause.effect is Effect.CERTAIN or is_exact
         return findings.conclude(
-            cause.verdict,
+            cause.told_verdict,
             cause.words,
             Confidence.PROVED if is_proved else Confidence.LIKELY,
             evidence=evidence,

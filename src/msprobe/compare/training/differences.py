@@ -144,6 +144,12 @@ class FactDifference:
     if_exact: str = ""
 
     @property
+    def told_verdict(self) -> VerdictClass:
+        """Its class where it is told: what the program writes behind an update is no start."""
+        is_update = self.is_written and self.verdict is VerdictClass.PARAMETERS
+        return VerdictClass.UPDATE if is_update else self.verdict
+
+    @property
     def when(self) -> tuple[int, int, Moment]:
         """Step, optimizer step in it, and moment: in this order causes take effect."""
         return self.step, self.turn, self.moment

@@ -67,12 +67,6 @@ _OTHER_WHEN_ASKED: Final = (
 _LOOK_AT_CLOSURE: Final = ("look at the closure: are gradients cleared, and not changed?",)
 
 
-def _class_of(fact: FactDifference) -> VerdictClass:
-    """Return the class of a difference: what the program writes behind an update is no start."""
-    is_update = fact.is_written and fact.verdict is VerdictClass.PARAMETERS
-    return VerdictClass.UPDATE if is_update else fact.verdict
-
-
 class Conclusions:
     """Makes verdicts of the findings of a comparison."""
 
@@ -98,7 +92,7 @@ class Conclusions:
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
-        verdict, words = _class_of(fact), self._words_of(fact)
+        verdict, words = fact.told_verdict, self._words_of(fact)
         lone = self._lone_call(fact)
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
             words = f"{words}; {lone.words}, step {lone.place.step}"
