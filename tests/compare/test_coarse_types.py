@@ -205,7 +205,8 @@ def test_a_sample_that_a_loss_leaves_out_is_no_rounding(
 def test_a_gradient_that_moves_as_a_whole_is_told(
     tmp_path: Path, kind: type[nn.Module], level: str, is_other: bool
 ) -> None:
-    target = Way(is_other=is_other, factor=1.01)
+    # Kernels without fast bfloat16 round by 3 % where programs compute otherwise.
+    target = Way(is_other=is_other, factor=1.03 if is_other else 1.01)
     verdict = compared(tmp_path, run(kind), target, Way(), level)["verdict"]
 
     assert verdict["confidence"] != "proved", verdict["sentence"]

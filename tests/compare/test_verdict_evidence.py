@@ -470,11 +470,14 @@ def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, shared, True, False, level)
+@pytest.mark.parametrize("side", ["target", "reference"])
+def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(
+    tmp_path: Path, level: str, side: str
+) -> None:
+    verdict = verdict_on(tmp_path, shared, side == "target", side == "reference", level)
 
     assert verdict["class"] == "parameters"
-    assert "1.weight is tied to 0.weight in the target" in verdict["sentence"]
+    assert f"1.weight is tied to 0.weight in the {side}" in verdict["sentence"]
 
 
 def clipped_by_hand(debugger: PrecisionDebugger, by_hand: bool) -> None:

@@ -112,12 +112,24 @@ class Cause(WordedEnum):
         "later_gradient",
         "the first gradient is there, a later one is not, as without create_graph",
     )
-    CUT_HERE = "cut_here", "the forward call's result does not require a gradient"
+    CUT_HERE = (
+        "cut_here",
+        "the forward call's result requires no gradient, though what it is given does, as under "
+        "no_grad",
+    )
     CUT_BEFORE = "cut_before", "the forward pass cut the graph before this call"
     DETACHED = (
         "detached",
         "the forward call is given it without a gradient in the {}: detached, frozen, or under "
         "no_grad",
+    )
+    DETACHED_BEHIND = (
+        "detached_behind",
+        "the forward call is given it detached in the {}, though it is made with a gradient",
+    )
+    UNDER_NO_GRAD = (
+        "under_no_grad",
+        "the forward call is given what the {} makes under no_grad, of values with a gradient",
     )
     NOT_DERIVED = (
         "not_derived",

@@ -59,7 +59,8 @@ def parameter_differences(
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None or not target.name or not reference.name:
         return
-    yield from _tied(pair, target, reference)
+    tied = list(_tied(pair, target, reference))
+    yield from tied
     present = list(_present(pair)) if unchanged is None else []
     ties = _ties(target)
     changes = {
@@ -78,6 +79,9 @@ def parameter_differences(
     reshaped = _reshaped(pair) if unchanged is None and not trains_alike else ""
     is_first = unchanged is None
     moved = list(_moved(pair, target, changes, last, alone + reshaped, is_first=is_first))
+    if is_first and moved and tied:
+        # A parameter of its own draws numbers that a tied one does not.
+        moved[0] = replace(moved[0], words=f"{tied[0].words}; {moved[0].words}")
     if reshaped:
         yield pair.difference(
             VerdictClass.PARAMETERS,

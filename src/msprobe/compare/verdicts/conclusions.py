@@ -92,7 +92,8 @@ class Conclusions:
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
-        verdict, words = fact.told_verdict, self._words_of(fact)
+        verdict = fact.told_verdict
+        words = own = self._on_its_ranks(fact, self._words_of(fact))
         lone = self._lone_call(fact)
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
             words = f"{words}; {lone.words}, step {lone.place.step}"
@@ -103,8 +104,8 @@ class Conclusions:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
         elif late is not None:
-            verdict, words = self._with_late_call(fact, late)
-            if words is fact.words:
+            verdict, words = self._with_late_call(fact, own, late)
+            if words is own:
                 evidence.insert(0, late.words)
         drawn = self._drawn_before(fact)
         if drawn is not None:
@@ -121,7 +122,7 @@ class Conclusions:
             verdict, words = changed.verdict, f"{changed.words}; {words}"
         return self._findings.conclude(
             verdict,
-            words + self._ranks_of(fact),
+            words,
             Confidence.LIKELY
             if changed is not None
             else Confidence.PROVED
@@ -201,27 +202,32 @@ class Conclusions:
         observed = self._observed.get((step, rank))
         return None if observed is None else observed.late_call
 
-    def _with_late_call(self, fact: FactDifference, late: Clue) -> tuple[VerdictClass, str]:
+    def _with_late_call(
+        self, fact: FactDifference, own: str, late: Clue
+    ) -> tuple[VerdictClass, str]:
         """Return class and words of other gradients, with a call that may have changed them.
 
-        The words are the fact's own where values differ before.
+        The words are the fact's `own` where values differ before.
         """
         is_sent = is_communication(parse_record_name(late.place.record))
         if is_sent and not fact.is_scaled:
-            return VerdictClass.COMMUNICATION, f"{late.words}; {fact.words}"
+            return VerdictClass.COMMUNICATION, f"{late.words}; {own}"
         if late.verdict is VerdictClass.PRECISION and not fact.is_scaled:
-            return VerdictClass.PRECISION, f"{late.words}; {fact.words}"
+            return VerdictClass.PRECISION, f"{late.words}; {own}"
         if self._is_exact_until_reduced(fact):
-            return fact.verdict, f"{fact.words}; {late.words}"
-        return fact.verdict, fact.words
+            return fact.verdict, f"{own}; {late.words}"
+        return fact.verdict, own
 
     def _is_exact_until_reduced(self, fact: FactDifference) -> bool:
         """Return whether all calls of both sides agree to the bit until a step's backward ends."""
         observed = self._observed.get((fact.step, fact.rank))
         return observed is not None and observed.is_shared_exact
 
-    def _ranks_of(self, fact: FactDifference) -> str:
-        """Return which ranks a difference concerns, in words; empty where it is all of them."""
+    def _on_its_ranks(self, fact: FactDifference, told: str) -> str:
+        """Return a difference in words with the ranks that it concerns; without, if it is all.
+
+        What comes behind its first part explains it, and may be of other ranks as well.
+        """
         concerned = {
             each.rank
             for each in self._findings.facts
@@ -230,7 +236,10 @@ class Conclusions:
         }
         # Of the halves of a rank, one has facts.
         is_all = concerned == {each.rank for each in self._findings.steps if each.has_facts}
-        return "" if is_all else f"{on_ranks(concerned)} alone"
+        if is_all:
+            return told
+        first, *more = told.split("; ")
+        return "; ".join((f"{first}{on_ranks(concerned)} alone", *more))
 
     def _is_certain(self, fact: FactDifference) -> bool:
         """Return whether a difference shows its effect, and is none of what came before.

@@ -30,6 +30,7 @@ from msprobe.compare.training.outlines import (
     difference_around,
     difference_before,
     difference_inside,
+    difference_of_cuts,
     difference_of_gradients,
     difference_of_labels,
 )
@@ -95,7 +96,14 @@ _BY_CAUSE: Final = {
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
 # Why a gradient does not get to a call.
-_CUTS: Final = (Cause.DETACHED, Cause.NOT_DERIVED, Cause.LATER_GRADIENT)
+_CUTS: Final = (
+    Cause.CUT_HERE,
+    Cause.DETACHED,
+    Cause.DETACHED_BEHIND,
+    Cause.UNDER_NO_GRAD,
+    Cause.NOT_DERIVED,
+    Cause.LATER_GRADIENT,
+)
 # Calls of one side alone that are looked at behind the first.
 _MOST_OF_RUN: Final = 200
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ARGUMENT)
@@ -245,7 +253,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
             made = difference_of_labels(*facts)
         return made or (_call_around(culprit) if row.pair.is_matched else None)
     if not row.pair.is_matched:
-        return None
+        return difference_of_cuts(*comparison.facts) if culprit.kind == "backward" else None
     names = row.pair.target, row.pair.reference
     # A module's own code is blamed for the input of a part where nothing tells what it returns.
     if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE, Cause.SURROUNDING_CODE):
