@@ -165,7 +165,7 @@ class CutGradients:
         made, is_target = state.rows[maker], not lost.value.requires_grad
         if _requires_gradient(made, is_target=is_target):
             return Cause.DETACHED_BEHIND
-        given = (*state.calls.of(made).inputs, *state.calls.of(made).parameters)
+        given = state.calls.of(made).inputs
         needs_one = any(_requires_gradient(each, is_target=is_target) for each in given)
         return Cause.UNDER_NO_GRAD if needs_one else Cause.DETACHED
 
