@@ -127,10 +127,6 @@ class Cause(WordedEnum):
         "detached_behind",
         "the forward call is given it detached in the {}, though it is made with a gradient",
     )
-    UNDER_NO_GRAD = (
-        "under_no_grad",
-        "the forward call is given what the {} makes under no_grad, of values with a gradient",
-    )
     NOT_DERIVED = (
         "not_derived",
         "the forward call is given a gradient that has none itself in the {}: taken without "

@@ -100,7 +100,6 @@ _CUTS: Final = (
     Cause.CUT_HERE,
     Cause.DETACHED,
     Cause.DETACHED_BEHIND,
-    Cause.UNDER_NO_GRAD,
     Cause.NOT_DERIVED,
     Cause.LATER_GRADIENT,
 )

@@ -158,16 +158,11 @@ class CutGradients:
         """Return how a side takes the gradient from a value, as far as its maker tells."""
         if self._is_gradient(lost):
             return Cause.NOT_DERIVED
-        state = self._state
-        maker = state.flow.makers(lost).common
-        if maker is None:
-            return Cause.DETACHED
-        made, is_target = state.rows[maker], not lost.value.requires_grad
-        if _requires_gradient(made, is_target=is_target):
-            return Cause.DETACHED_BEHIND
-        given = state.calls.of(made).inputs
-        needs_one = any(_requires_gradient(each, is_target=is_target) for each in given)
-        return Cause.UNDER_NO_GRAD if needs_one else Cause.DETACHED
+        maker = self._state.flow.makers(lost).common
+        made = None if maker is None else self._state.rows[maker]
+        side = None if made is None else made.reference if lost.value.requires_grad else made.target
+        is_made_with_one = side is not None and side.requires_grad is True
+        return Cause.DETACHED_BEHIND if is_made_with_one else Cause.DETACHED
 
     def _is_gradient(self, row: Row) -> bool:
         """Return whether a backward pass made a value."""
@@ -220,9 +215,3 @@ class CutGradients:
 def _side_without(lost: Row) -> str:
     """Return the side on which a value requires no gradient."""
     return "reference" if lost.value.requires_grad else "target"
-
-
-def _requires_gradient(row: Row, *, is_target: bool) -> bool:
-    """Return whether a value of one side requires a gradient."""
-    value = row.target if is_target else row.reference
-    return value is not None and value.requires_grad is True

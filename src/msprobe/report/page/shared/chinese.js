@@ -686,7 +686,6 @@ export const sentences = {
   "only the target makes this call, and its result holds NaN": "仅待测侧有此调用，且其结果含 NaN",
   "without consequence: the result of {} agrees": "无影响：{} 的结果一致",
   "the forward call is given it detached in the {}, though it is made with a gradient": "前向调用在{}中收到的该值已被 detach，尽管生成它时带有梯度",
-  "the forward call is given what the {} makes under no_grad, of values with a gradient": "前向调用收到的该值由{}在 no_grad 下、从带梯度的值算出",
   "the forward call is given it without a gradient in the {}: detached, frozen, or under no_grad": "前向调用在{}中收到的该值不需要梯度：被 detach、被冻结，或在 no_grad 下",
   "the program may have chosen it by values that it read, which differ": "程序可能根据它读取的、存在差异的值选择了它",
   "what uses it is given other differences, too: nothing tells whether it has an effect": "使用它的调用还收到其他差异：无法判断它是否有影响",
