@@ -23,6 +23,8 @@ _MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
 _KEYWORD: Final = re.compile(r"\b(\w+)=((?:[^=,()]|\([^()]*\))*)")
 _VALUE: Final = re.compile(r"'[^']*'|-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 _SHOWN: Final = 2
+_CHANCES: Final = ("p", "dropout")
+_ZEROS: Final = frozenset(("0", "0.0"))
 _UNSET: Final = "not set"
 
 
@@ -51,6 +53,12 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
         # It tells the attributes behind it.
         changed = _changed_keywords(*changed[0][1:]) or changed[:1]
     return _made(changed)
+
+
+def draws_nothing(settings: Settings, path: str) -> bool:
+    """Return whether a module that may drop elements is known to drop none."""
+    known = {settings.get(f"{_name(path)}.{key}") for key in _CHANCES} - {None}
+    return bool(known) and known <= _ZEROS
 
 
 def changed_values(sides: Sequence[Settings]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import (
     changed_options,
     changed_settings,
+    draws_nothing,
     options_of_class,
 )
 from msprobe.compare.training.outline_differences import OutlineDifference
@@ -139,7 +140,10 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if not holds_code:
         is_proved = row.cause is not Cause.UNPROVED_INPUT
         return VerdictClass.KERNEL if is_proved else VerdictClass.UNEXPLAINED
-    draws = operator_named(parsed.class_name or "").draws_random
+    draws = operator_named(parsed.class_name or "").draws_random and not any(
+        facts is not None and draws_nothing(facts.settings, parsed.path)
+        for facts in culprit.comparison.facts
+    )
     return VerdictClass.RANDOM if draws else VerdictClass.UNEXPLAINED
 
 
