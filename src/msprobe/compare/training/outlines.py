@@ -8,6 +8,7 @@ itself: it names the call where values have shown that something inside of a mod
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -190,7 +191,7 @@ def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | N
     that the other side never makes is of another program. Any other may be of either.
     """
     calls = made_calls((target, reference), is_outside, is_outside)
-    told = _lone_operator(calls) or _put_between(calls)
+    told = _lone_operator(calls) or _put_between(calls) or _other_at_line(calls)
     other = None if told else first_difference(calls)
     is_open = other is not None and not other.is_computed
     return replace(other, verdict=VerdictClass.UNEXPLAINED) if other and is_open else told
@@ -227,6 +228,27 @@ def _put_between(made: MadeCalls) -> OutlineDifference | None:
                 both = more[place], next(iter(others[place:]), None)
                 return other_call(*both) if is_target else other_call(*reversed(both))
     return None
+
+
+def _other_at_line(made: MadeCalls) -> OutlineDifference | None:
+    """Return the first call by which one line of both sides makes other calls, if no other does.
+
+    What is loaded decides which lines run, and how often, not what each of them says.
+    """
+    parts = stretches_apart(*made)
+    lines = {line_of(call) for sides in parts for call in itertools.chain(*sides)}
+    line = lines.pop() if len(lines) == 1 else None
+    if line is None:
+        return None
+    said = [Counter(operator_name(c) for c in calls if line_of(c) == line) for calls in made]
+    if not all(said) or not _PADDING.isdisjoint(said[0].keys() ^ said[1].keys()):
+        return None
+    # However often it runs.
+    once = [{name: n // math.gcd(*each.values()) for name, n in each.items()} for each in said]
+    if once[0] == once[1]:
+        return None
+    own, other = (next(iter(calls), None) for calls in parts[0])
+    return other_call(own, other)
 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -285,6 +307,7 @@ def difference_ahead(
         next(told, None)
         or _lone_operator(few)
         or _put_between(few)
+        or _other_at_line(few)
         or _other_feed(calls, Wanted(models.places, are_results=None))
     )
 

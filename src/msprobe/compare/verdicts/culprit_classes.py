@@ -51,7 +51,7 @@ from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.compare.verdicts.written_parameters import writes_updated
+from msprobe.compare.verdicts.written_parameters import belongs_to_update
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
@@ -193,7 +193,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         lone = lone_words(culprit.comparison, again)
         return VerdictClass.CALL, f"{lone}, step {culprit.comparison.step}; {words}"
     is_called = found in _OF_CALLS
-    if is_called and writes_updated(culprit.comparison, row.pair):
+    if is_called and belongs_to_update(culprit.comparison, row.pair):
         step = culprit.comparison.step
         return (
             VerdictClass.UPDATE,

@@ -34,6 +34,7 @@ from msprobe.dump.record_names import (
     parse_record_name,
 )
 from msprobe.dump.values import Role
+from msprobe.operators.operator import Family
 
 # Causes of results that nothing recorded explains.
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
@@ -93,6 +94,15 @@ def retract_inconsequential(
     _leave_to_others(hidden, calls.rows)
     if not calls.has_backward:
         _clear_followers(calls.rows)
+
+
+def _gives_its_shape(module: Call, call: Call) -> bool:
+    """Return whether a call inside a module may be why its result has another shape.
+
+    A call behind the module that broadcasts it makes something else of the same numbers.
+    """
+    is_reshaped = any(len({value.shape for value in row.values}) > 1 for row in module.outputs)
+    return is_reshaped and call.operator.family is Family.MOVING and not call.is_matched
 
 
 def _clear_followers(rows: Sequence[Row]) -> None:
@@ -251,7 +261,7 @@ def _is_inside(module: Call, found: Sequence[Row], call: Call, calls: Calls) -> 
     That of a value that was changed between two calls does where it was changed inside; that of
     another order of elements where the results of the module show their elements.
     """
-    if _is_another_function(call, calls, module):
+    if _is_another_function(call, calls, module) or _gives_its_shape(module, call):
         return False
     causes = {row.cause for row in found}
     if Cause.REORDERING_CALL in causes:

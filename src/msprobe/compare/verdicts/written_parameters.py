@@ -36,6 +36,27 @@ def writes_updated(
     )
 
 
+def belongs_to_update(comparison: RankComparison, pair: OperationPair) -> bool:
+    """Return whether a call, or another one at its line, changes a parameter after its update.
+
+    A copy of parameters, as averages are, is known by those that are the same as the parameter;
+    others of its line have been changed before, or hold zeros.
+    """
+    end, side = comparison.end_of_backward, comparison.side_of(pair)
+    if pair.position <= end or not is_in_place(comparison.parsed(pair).path):
+        return False
+    line = side.source_line(pair.name)
+    alike = (
+        other
+        for other in comparison.pairs
+        if other.position > end
+        and comparison.side_of(other) is side
+        and is_in_place(comparison.parsed(other).path)
+        and side.source_line(other.name) == line
+    )
+    return any(writes_updated(comparison, other, end) for other in (pair, *(alike if line else ())))
+
+
 def _writes(side: Side, name: str, facts: Facts) -> bool:
     """Return whether a call of one side writes one of its parameters in place."""
     parsed = side.parsed(name)
