@@ -14,9 +14,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.dump.reader import open_dump  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -89,6 +91,46 @@ def test_an_argument_after_the_update_is_named(tmp_path: Path) -> None:
     summary = summary_of(*sides)
     assert summary["verdict"]["class"] == "argument"
     assert "lerp_" in summary["verdict"]["sentence"]
+
+
+def averaging(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Average parameters by two calls of one line; some begin as zeros."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    average = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keep = 0.8 if change else 0.9
+    for _ in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(torch.arange(6.0).view(2, 3)).sin().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, p in zip(reversed(average), reversed([*model.parameters()]), strict=True):
+                mean.mul_(0.9).add_(p, alpha=1 - keep)
+
+
+def averaging_at_once(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Average by one call on both sides."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    average = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(torch.arange(6.0).view(2, 3)).sin().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, p in zip(reversed(average), reversed([*model.parameters()]), strict=True):
+                mean.lerp_(p, 0.2 if change else 0.1)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("program", [averaging, averaging_at_once])
+def test_another_weight_of_an_average_is_an_update(
+    tmp_path: Path, level: str, program: Any
+) -> None:
+    verdict = verdict_on(tmp_path, program, "weight", level=level)
+
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert "(test_after_updates.py:" in verdict["sentence"]
 
 
 def test_a_value_from_outside_before_the_update_is_named(tmp_path: Path) -> None:

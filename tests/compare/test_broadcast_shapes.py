@@ -49,6 +49,29 @@ def in_a_loss(debugger: PrecisionDebugger, change: Any) -> None:
     fit(debugger, critic, torch.optim.SGD(critic.parameters(), 0.1), loss)
 
 
+def in_a_module(debugger: PrecisionDebugger, change: Any) -> None:
+    """The shape is made in the model, whose result holds the same numbers on both sides."""
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values: torch.Tensor = self.net(x)
+            if change == "left out":
+                return values
+            return values.squeeze(-2 if change else -1)
+
+    critic = Critic()
+    states, rewards = torch.randn(3, 6, 5), torch.randn(3, 6)
+
+    def loss(number: int) -> torch.Tensor:
+        return functional.huber_loss(critic(states[number]), rewards[number])
+
+    fit(debugger, critic, torch.optim.SGD(critic.parameters(), 0.1), loss)
+
+
 def same(debugger: PrecisionDebugger, change: Any) -> None:
     """Train by values whose further dimension has no consequence."""
     model = nn.Linear(5, 1)
@@ -68,7 +91,7 @@ def same(debugger: PrecisionDebugger, change: Any) -> None:
 )
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.parametrize("program", [valued, in_a_loss])
+@pytest.mark.parametrize("program", [valued, in_a_loss, in_a_module])
 def test_the_call_that_made_the_shape_is_named(
     tmp_path: Path, program: Run, change: str, expected: str, level: str, swapped: bool
 ) -> None:

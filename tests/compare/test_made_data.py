@@ -471,3 +471,42 @@ def test_what_a_loss_compares_with_is_data_however_long_the_batch_is(
 
     assert verdict["class"] == "data", verdict["sentence"]
     assert "it differs when it comes in" in verdict["sentence"]
+
+
+def noisy(debugger: PrecisionDebugger, change: str | None) -> None:
+    """One line makes the batch, by operators that the program uses elsewhere, too."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    points, kept = torch.rand(3, 6, 4) + 1.0, torch.rand(3, 6, 1)
+
+    def loss(number: int) -> torch.Tensor:
+        x, a, noise = points[number], kept[number], torch.randn(6, 4)
+        # fmt: off
+        mixed = (a.sqrt() / x if change == "quotient" else (a if change == "no root" else a.sqrt()) * x) + noise / 4  # noqa: E501
+        # fmt: on
+        return ((model(mixed) - noise) / a).square().mean()
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize("change", ["quotient", "no root"])
+def test_other_calls_of_a_line_are_named_at_level_l0(change: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, noisy, change, level="L0")
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert re.search(r"calls Tensor\.(__truediv__|sqrt) \(test_made_data", verdict["sentence"])
+
+
+def normalised(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    points = torch.rand(3, 6, 16, dtype=torch.float64)
+    points = (points - points.mean((1, 2), keepdim=True)).float() * (1.1 if change else 1.0)
+    fit(debugger, model, optimizer, lambda number: model(points[number]).square().mean())
+
+
+def test_means_that_are_rounding_do_not_tell_how_data_differ(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, normalised, "more", level="L0")
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "norm of input.0 is" in verdict["sentence"]

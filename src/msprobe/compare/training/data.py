@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,19 +22,19 @@ from msprobe.compare.training.data_pairing import (
     tensors_of,
     without_further,
 )
+from msprobe.compare.training.data_words import holds_the_same, samples_of, tensor_words
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
     of_sides,
-    shown,
     steps_ahead,
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.loaders import LoaderChange, loader_change
-from msprobe.compare.training.micro_batches import SAME_BATCHES, SAME_SUM, is_split, other_counts
+from msprobe.compare.training.micro_batches import SAME_BATCHES, is_split, other_counts
 from msprobe.compare.training.modes import lone_autocast_epsilon
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import difference_ahead
@@ -506,7 +506,7 @@ def _holds_the_same(batch: _Batch) -> bool:
     One that a side alone has may be made of them: a matrix of edges.
     """
     return all(
-        target.shape == reference.shape and _is_permuted(target, reference)
+        target.shape == reference.shape and holds_the_same(target, reference)
         for target, reference in _changed(batch)
     )
 
@@ -550,59 +550,3 @@ def _other_types(batches: Sequence[_Batch]) -> str | None:
 
 def _change(target: Data, reference: Data) -> Change:
     return change_of(of_data(target), of_data(reference))
-
-
-def samples_of(tensors: Sequence[tuple[Data, Data]]) -> tuple[int, int] | None:
-    """Return how many samples the batches of both sides hold; None where that is not told.
-
-    Most tensors are as long as that, or the one of most dimensions; a list of words is not.
-    """
-    shapes = [(a.shape, b.shape) for a, b in tensors if a.shape and b.shape]
-    sizes = Counter((own[0], other[0]) for own, other in shapes)
-    votes: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for own, other in shapes:
-        both = own[0], other[0]
-        votes[sizes[both], len(own)].append(both)
-    most = {*votes[max(votes)]} if votes else set()
-    return most.pop() if len(most) == 1 else None
-
-
-def tensor_words(target: Data, reference: Data, *, samples: tuple[int, int] | None) -> str:
-    """Return how two tensors of a batch differ.
-
-    Args:
-        target: the target's.
-        reference: the reference's.
-        samples: how many samples the batch holds on both sides.
-    """
-    where = target.where
-    if target.shape != reference.shape:
-        is_longer = target.shape[1:] == reference.shape[1:] and target.shape and reference.shape
-        if is_longer and (target.shape[0], reference.shape[0]) == samples:
-            count = target.shape[0]
-            held = f"{count} sample{'s' * (count != 1)}"
-            return f"{where} holds {held} instead of {reference.shape[0]}"
-        return f"{where} has the shape {shown(target.shape)} instead of {shown(reference.shape)}"
-    if target.dtype != reference.dtype:
-        return f"{where} is {target.dtype} instead of {reference.dtype}"
-    if _is_permuted(target, reference):
-        return f"{where} holds the same values in another order"
-    for name in ("mean", "norm", "max", "min"):
-        number, other = (shown(getattr(side, name)) for side in (target, reference))
-        if str(None) not in (number, other) and number != other:
-            return f"{name} of {where} is {number} instead of {other}"
-    size = _change(target, reference).words
-    return f"{where} differs {size}".rstrip()
-
-
-def _is_permuted(target: Data, reference: Data) -> bool:
-    """Return whether two tensors hold the same values, as far as sums and extremes tell."""
-    pairs = [(target.mean, reference.mean), (target.norm, reference.norm)]
-    return (
-        target.max == reference.max
-        and target.min == reference.min
-        and math.prod(target.shape) > 1
-        and all(
-            a is not None and b is not None and abs(a - b) <= SAME_SUM * abs(b) for a, b in pairs
-        )
-    )

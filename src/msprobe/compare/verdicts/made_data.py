@@ -16,7 +16,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
-from msprobe.compare.training.data import samples_of, tensor_words
+from msprobe.compare.training.data_words import samples_of, tensor_words
 from msprobe.compare.training.outlined_calls import COPIES
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
