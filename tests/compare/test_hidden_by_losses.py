@@ -421,3 +421,37 @@ def test_a_term_that_is_zero_has_a_gradient(level: str, tmp_path: Path) -> None:
 
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the reference calls Tensor." in verdict["sentence"]
+
+
+def limited(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The program limits gradients by itself, which hides by what the loss is multiplied."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    inputs = torch.randn(3, 16, 4)
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        squares = model(inputs[number]).square()
+        loss = squares.sum() if change == "sum" else squares.mean()
+        (loss * 32.0 if change == "scale" else loss).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        total = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
+        for gradient in gradients:
+            gradient.mul_((0.1 / total).clamp(max=1.0))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_sum_in_place_of_a_mean_is_no_scale_of_the_loss(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, limited, "sum", level=level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "the target calls Tensor.sum" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_scale_that_the_program_takes_back_by_a_limit_is_equal(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, limited, "scale", level=level)
+
+    assert verdict["class"] == "equal", verdict["sentence"]

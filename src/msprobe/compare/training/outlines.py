@@ -59,6 +59,8 @@ from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import is_in_place, operator_of
 from msprobe.plain_text import times_text
 
+# Which parts of the data are taken is data.
+_TAKES: Final = frozenset(("gather", "getitem", "index_select", "take"))
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 
@@ -233,7 +235,8 @@ def _put_between(made: MadeCalls) -> OutlineDifference | None:
 def _other_at_line(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call by which one line of both sides makes other calls, if no other does.
 
-    What is loaded decides which lines run, and how often, not what each of them says.
+    What is loaded decides which lines run, and how often, not what each of them says. Which parts
+    of the data a line takes is data.
     """
     parts = stretches_apart(*made)
     lines = {line_of(call) for sides in parts for call in itertools.chain(*sides)}
@@ -241,11 +244,12 @@ def _other_at_line(made: MadeCalls) -> OutlineDifference | None:
     if line is None:
         return None
     said = [Counter(operator_name(c) for c in calls if line_of(c) == line) for calls in made]
-    if not all(said) or not _PADDING.isdisjoint(said[0].keys() ^ said[1].keys()):
+    if not all(said):
         return None
     # However often it runs.
-    once = [{name: n // math.gcd(*each.values()) for name, n in each.items()} for each in said]
-    if once[0] == once[1]:
+    once = [{(name, n // math.gcd(*each.values())) for name, n in each.items()} for each in said]
+    apart = {name for name, _ in once[0] ^ once[1]}
+    if not apart or apart & (_PADDING | _TAKES):
         return None
     own, other = (next(iter(calls), None) for calls in parts[0])
     return other_call(own, other)

@@ -20,6 +20,7 @@ from msprobe.dump.facts import Clip, Facts, Scaler
 
 # Of what limited elements make together: nearly all of them.
 _LIMITED: Final = 0.99
+_REDUCTIONS: Final = {"mean", "sum"}
 
 
 def has_same_training(
@@ -71,6 +72,8 @@ def has_same_training(
         _is_all_limited(*clips[0], *clips[1], step=step) for step in steps
     )
     is_taken_back = any(pair.events(Scaler)) or is_seen
+    if not is_taken_back and _reduces_otherwise(pair):
+        return False
     return _is_scale(*totals, is_taken_back=is_taken_back)
 
 
@@ -134,6 +137,15 @@ def _are_near(
 ) -> bool:
     known = target is not None and reference is not None
     return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
+
+
+def _reduces_otherwise(pair: FactsPair) -> bool:
+    """Return whether one side's first loss is a sum, the other's a mean: that is no scale of it."""
+    last = []
+    for facts in pair.sides:
+        names = [text.partition("(")[0] for text in facts.loss[0].made_by]
+        last.append(next((name for name in names if name in _REDUCTIONS), ""))
+    return {*last} == _REDUCTIONS
 
 
 def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:

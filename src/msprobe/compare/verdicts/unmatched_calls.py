@@ -72,19 +72,22 @@ class UnmatchedCalls:
 
     def blame_for(self, made: Row) -> Blame:
         """Blame the unmatched call that made a value, or those that it got its own values from."""
-        call = self._state.calls.of(made)
+        rows, call = self._state.rows, self._state.calls.of(made)
         if self._state.calls.split_batches or self._is_cut(call):
             return Blame.EARLIER
         chain = self._chain_of(call)
         if chain.is_fed_with_difference:
             return Blame.EARLIER
-        roots = chain.telling or chain.moving
+        found = chain.telling or chain.moving
+        roots = [each for each in found if not self._is_cut(self._state.calls.of(rows[each]))]
+        if found and not roots:
+            return Blame.EARLIER
         if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
             return Blame.EARLIER
         if roots and all(map(self._scales_loss, roots)):
             return Blame.EARLIER
         for root in roots:
-            self._blame(self._state.calls.of(self._state.rows[root]))
+            self._blame(self._state.calls.of(rows[root]))
         return Blame.CALL if roots else Blame.CONSTANT
 
     def _is_cut(self, call: Call) -> bool:
