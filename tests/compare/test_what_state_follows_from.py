@@ -412,3 +412,43 @@ def test_an_average_that_is_written_within_the_closure_is_order(tmp_path: Path, 
 
     assert verdict["class"] == "order", verdict["sentence"]
     assert "only the" not in verdict["sentence"]
+
+
+class Stacked(nn.Module):
+    """Layers, and a table that comes first and is drawn last."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 8))
+        self.into = nn.Linear(8, 8)
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(count)))
+        nn.init.normal_(self.table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layers(self.into(x) + self.table)
+        return made
+
+
+def of_layers(debugger: PrecisionDebugger, change: str) -> None:
+    if change == "seed":
+        torch.manual_seed(9)
+    model = Stacked(3 if change == "more" else 2)
+    data = torch.linspace(-1, 1, 32).reshape(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda number: model(data + number).square().mean())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_drawn_after_a_further_module_follows_from_it(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, of_layers, "more", "", level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the target has module layers.2" in verdict["sentence"]
+    assert "all drawn after these, starts otherwise" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_another_seed_is_no_further_module(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, of_layers, "seed", "", level)
+
+    assert verdict["class"] == "parameters", verdict["sentence"]

@@ -112,13 +112,15 @@ def _of_modules(
     if not words or not explained.issuperset(reshaped):
         return None
     far = [name for name, change in changes.items() if not change.is_rounding]
-    is_followed = bool(far) and any(_are_behind(facts, far, explained) for facts in pair.sides)
+    is_behind = bool(far) and any(_are_behind(facts, far, explained) for facts in pair.sides)
+    is_followed = is_behind or (bool(far) and _are_drawn_again(pair, explained))
     words += f"; {_without_partner(pair)}"
     if is_followed:
         behind, kind = _of_one_kind(far, pair)
         total = sum(_kinds(pair).get(name) == kind for name in changes)
+        place = "behind" if is_behind else "drawn after"
         words += (
-            f"; {len(behind)} of {total} {kind}s that both have, all behind these, "
+            f"; {len(behind)} of {total} {kind}s that both have, all {place} these, "
             f"{are(behind, 'starts', 'start')} otherwise"
         )
     shares_some = bool(pair.starts[0].keys() & pair.starts[1].keys())
@@ -148,6 +150,24 @@ def _are_behind(facts: Facts, names: Iterable[str], first: Container[str]) -> bo
     held = () if columns is None else columns.name
     before = set(itertools.takewhile(lambda name: name not in first, held))
     return len(before) < len(held) and before.isdisjoint(names)
+
+
+def _are_drawn_again(pair: FactsPair, explained: Container[str]) -> bool:
+    """Return whether what differs may be drawn anew, after modules that one side alone has.
+
+    Their numbers leave the generators in another state. Another seed leaves no matrix equal that
+    is made before them.
+    """
+    target, reference = pair.starts
+    shapes = _shapes(pair.target.parameters)
+    before = itertools.takewhile(lambda name: name not in explained, target)
+    return bool(differing_generators(pair.target, pair.reference)) and any(
+        min(shapes.get(name, (1, 1))[:2], default=1) > 1
+        and target[name].norm
+        and target[name].checksum == reference[name].checksum
+        for name in before
+        if name in reference
+    )
 
 
 def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
