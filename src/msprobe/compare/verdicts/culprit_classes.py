@@ -46,6 +46,7 @@ from msprobe.compare.verdicts.custom_functions import (
 )
 from msprobe.compare.verdicts.left_out_inputs import left_out_input
 from msprobe.compare.verdicts.made_data import makes_data, orders_samples, other_samples
+from msprobe.compare.verdicts.other_parts import other_parts
 from msprobe.compare.verdicts.places import Place, lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
@@ -268,8 +269,14 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     if row.cause is Cause.OWN_CODE:  # it makes the input of a part
         pairs = (p for p in comparison.pairs if row.subject.startswith(f"{p.name}."))
         part = next(pairs, row.pair)
-        before = difference_before(comparison.sides, (part.target, part.reference))
-        return inside if inside is not None and inside.is_of_flow else before
+        if inside is None or not inside.is_of_flow:
+            inside = difference_before(comparison.sides, (part.target, part.reference))
+        parts = other_parts(comparison, row.pair, part)
+        is_order = parts is not None and parts.verdict is VerdictClass.ORDER
+        is_open = inside is None or (is_order and inside.verdict is VerdictClass.ORDER)
+        return parts or inside if is_open else inside
+    if inside is not None and inside.source is None and inside.verdict is VerdictClass.CALL:
+        inside = other_parts(comparison, row.pair) or inside  # it is made in a part
     # What a part returns is no loss: nothing that it multiplies by is a factor of one.
     is_number = math.prod(row.value.shape or ()) == 1
     loss = loss_of(comparison) if inside is not None and is_number else None

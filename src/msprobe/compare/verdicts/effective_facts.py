@@ -130,7 +130,8 @@ class EffectiveFacts:
         culprit, verdict = self._culprit, _acts_as(fact)
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
-            is_idle = observed is not None and fact.micro < observed.exact_models
+            # Which of a model's calls is one too many is not known.
+            is_idle = _is_of_exact_model(fact, observed)
             later = [each for each in self._from(fact) if not each.is_close]
             # Sums over samples or edges that come in another order are rounded otherwise.
             is_idle = is_idle or (
@@ -357,6 +358,17 @@ def _acts_as(fact: FactDifference) -> VerdictClass:
     is_of_models = fact.verdict in (VerdictClass.CALL, VerdictClass.DIFFERENT_PROGRAMS)
     is_of_modules = is_of_models and fact.moment is Moment.PARAMETERS
     return VerdictClass.PARAMETERS if is_of_modules else fact.verdict
+
+
+def _is_of_exact_model(fact: FactDifference, observed: StepObservations | None) -> bool:
+    """Return whether all agrees behind the call of a model that a fact is of.
+
+    Which of a model's calls is one too many is not known.
+    """
+    if observed is None or fact.micro >= observed.exact_models:
+        return False
+    differs = observed.forward_differs or observed.backward_differs
+    return fact.verdict is not VerdictClass.CALL or not differs
 
 
 def _is_of_autocast(culprit: Culprit) -> bool:
