@@ -299,6 +299,7 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cli
         norm_type: order of the norm; None where elements are limited.
         total_norm: the norm before; None where elements are limited.
         parameters: how many parameters it was given.
+        passes: how many backward passes the step has begun before; None if not known.
     """
 
     function: str
@@ -306,6 +307,7 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cli
     norm_type: Number = None
     total_norm: Number = None
     parameters: int = 0
+    passes: int | None = None
 
 
 class Scaler(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="scaler"):
@@ -426,6 +428,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         call: which call of its ``step`` in this step of the run.
         record: the last record of a forward call that ended before it did; None if there was none.
         outlined: how many calls of the step's outline come before; None without an outline.
+        passes: how many backward passes the step has begun before; None if not known.
         groups: settings of its groups.
         parameters: what it did to each parameter.
     """
@@ -435,6 +438,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     call: int
     record: str | None = None
     outlined: int | None = None
+    passes: int | None = None
     groups: list[OptimizerGroup] = []
     parameters: OptimizedParameters = OptimizedParameters()
 

@@ -42,7 +42,7 @@ from msprobe.pytorch.training.cleared_gradients import ClearedGradients
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import Prefixed
-from msprobe.pytorch.training.optimizer_steps import FactDrafts, OptimizerSteps
+from msprobe.pytorch.training.optimizer_steps import FactDrafts, OptimizerSteps, StepCounts
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
 
@@ -107,10 +107,12 @@ class Observer:
         seed = noise_seed(session.config)
         self._noise = None if seed is None else NoiseMode(session, seed)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._drafts = FactDrafts(adapter.known, self._count_outlined)
+        self._drafts = FactDrafts(adapter.known, self._counts)
         in_closure = nullcontext if self.apis is None else self.apis.in_closure
         self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts, in_closure)
-        self._training_calls = TrainingCalls(session, self._go_to_sleep)
+        self._training_calls = TrainingCalls(
+            session, self._go_to_sleep, passes=lambda: self._losses.count
+        )
         self._cleared = ClearedGradients(session, self._optimizers, lambda: self._losses.count)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
@@ -121,8 +123,9 @@ class Observer:
         self._only: ModuleNames | None = None
         self._only_parameters: ParameterGradients | None = None
 
-    def _count_outlined(self) -> int | None:
-        return None if self._outlines is None else self._outlines.count
+    def _counts(self) -> StepCounts:
+        outlined = None if self._outlines is None else self._outlines.count
+        return StepCounts(outlined, self._losses.count)
 
     def _observer_of(self, table: ApiTable, redispatch: Callable[..., Any] | None) -> ApiObserver:
         return ApiObserver(

@@ -181,17 +181,20 @@ def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
     """Yield the calls of a side that limit gradients, the last one first."""
     outer = (each for each in pair.steps if not each.is_inner)
     gradients = {id(each.sides[side]): each.gradients[side] for each in outer}
-    norms: list[float | None] = []
+    steps: list[list[float | None]] = []  # the next one last
     for event in reversed(pair.sides[side].events):
         if isinstance(event, OptimizerStep):
-            norms += [each.norm for each in gradients.get(id(event), {}).values()]
+            steps.append([each.norm for each in gradients.get(id(event), {}).values()])
         elif isinstance(event, Clip):
+            # Of several optimizers it may concern the next one alone.
+            is_of_next = bool(steps) and event.parameters == len(steps[-1])
+            norms = [norm for step in (steps[-1:] if is_of_next else steps) for norm in step]
             # A scaler may skip the optimizer's step, and gradients may be unread.
             known = [norm for norm in norms if norm is not None]
             is_told = event.norm_type == _EUCLIDEAN and 0 < len(known) == len(norms)
             is_all = is_told and event.parameters >= len(norms)
             yield _Limited(event, math.hypot(*known), is_all)
-            norms = []
+            steps = []
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:

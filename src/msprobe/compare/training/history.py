@@ -37,6 +37,7 @@ from msprobe.compare.training.gradients import (
     total_norm_differences,
     unreduced,
 )
+from msprobe.compare.training.loop_order import loop_change
 from msprobe.compare.training.losses import loss_differences
 from msprobe.compare.training.micro_batches import is_split
 from msprobe.compare.training.modes import mode_differences, settings_differences
@@ -405,12 +406,19 @@ class TrainingHistory:
         if is_known and all(map(has_same_gradients, steps)):
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
+        moved_call = loop_change(pair)
+        if moved_call is not None:  # what clipping is given then tells nothing
+            clips = [
+                replace(each, verdict=moved_call.verdict, words=moved_call.words) for each in clips
+            ]
         if not trains_alike:
             yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings, resolution()))
         if pair.has_closure:  # they are those of the last time
             gradients = [replace(each, moment=Moment.ASKED_AGAIN) for each in gradients]
+        if moved_call is not None:
+            gradients = [moved_call.before(each) for each in gradients]
         is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients

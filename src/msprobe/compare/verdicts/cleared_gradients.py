@@ -14,7 +14,10 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import of_sides
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradients import NOT_CLEARED, gradients_of, is_cleared, is_sum
+from msprobe.compare.training.loop_order import loop_change
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.history import Parameter, parameter_of
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 
@@ -34,6 +37,7 @@ _REFERENCE_CLEARS: Final = (
     "micro batch {} these are those of this one alone (step {}, {} gradients)",
     "clear gradients where the reference does: before each backward pass",
 )
+_CLEAR_ALIKE: Final = "clear the gradients of the same parameters at the same place in both runs"
 
 
 def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
@@ -52,6 +56,10 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
     gradients = {
         key: sums for key, sums in _gradients(comparison).items() if _network(key) in changed
     }
+    facts = facts_of(comparison)
+    change = None if facts is None else loop_change(facts)
+    if change is not None and change.verdict is VerdictClass.GRADIENT:
+        return change.words, _CLEAR_ALIKE
     for place, (words, advice) in enumerate((_TARGET_CLEARS, _REFERENCE_CLEARS)):
         # A gradient whose mean is zero tells nothing.
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import update_wrapper
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -74,20 +74,30 @@ MakeDraft = Callable[[Optimizer, tuple[int, int], bool], Draft]
 """Begins the record of a step: the optimizer, its number and that of the call, has a closure."""
 
 
+class StepCounts(NamedTuple):
+    """What a step of the run has made when an optimizer begins its own.
+
+    Attributes:
+        outlined: calls without a record; None where these are not noted.
+        passes: backward passes; None where these are not counted.
+    """
+
+    outlined: int | None = None
+    passes: int | None = None
+
+
 class FactDrafts:
     """Makes the records of optimizer steps in the facts of a step."""
 
-    def __init__(
-        self, known: KnownTensors, outlined: Callable[[], int | None] = lambda: None
-    ) -> None:
+    def __init__(self, known: KnownTensors, counts: Callable[[], StepCounts] = StepCounts) -> None:
         """Create it.
 
         Args:
             known: of parameters that have not changed.
-            outlined: returns how many calls without a record the step has made.
+            counts: returns what the step has made until now.
         """
         self._known = known
-        self._outlined = outlined
+        self._counts = counts
         self._models = NamedModels()
 
     def watch(self, models: Sequence[Prefixed]) -> None:
@@ -100,7 +110,7 @@ class FactDrafts:
         if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
             known = self._known.names = ModelContents.of(self._models).names
         names = names_of(optimizer, place[0], known)
-        return _Draft(optimizer, place, names, has_closure, self._known, self._outlined())
+        return _Draft(optimizer, place, names, has_closure, self._known, self._counts())
 
 
 class OptimizerSteps:
@@ -306,10 +316,10 @@ class _Draft:
         names: list[str],
         has_closure: bool,
         known: KnownTensors,
-        outlined: int | None,
+        counts: StepCounts,
     ) -> None:
         self._known = known
-        self._outlined = outlined
+        self._counts = counts
         self._optimizer = optimizer
         self._place = place
         self._names = names
@@ -403,7 +413,8 @@ class _Draft:
             number=self._place[0],
             call=self._place[1],
             record=record,
-            outlined=self._outlined,
+            outlined=self._counts.outlined,
+            passes=self._counts.passes,
             groups=self._groups(),
             parameters=OptimizedParameters(
                 name=self._names,

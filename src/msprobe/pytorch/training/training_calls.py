@@ -43,6 +43,7 @@ class TrainingCalls:
         go_to_sleep: Callable[[bool], Wake],
         concerns: Callable[[Iterable[int]], bool] = lambda _: True,
         in_parts: InParts = lambda _: None,
+        passes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Create it.
 
@@ -52,7 +53,9 @@ class TrainingCalls:
             concerns: tells by the ``id`` of parameters or optimizers whether clipping of these, or
                 the scale of a scaler for these, is taken.
             in_parts: tells of a norm which part of it this rank has; None of a whole one.
+            passes: returns how many backward passes the step has begun; None if not known.
         """
+        self._passes = passes
         self._session = session
         self._in_parts = in_parts
         self._concerns = concerns
@@ -128,6 +131,7 @@ class TrainingCalls:
             total_norm = args[2] if name == "clip_grads_with_norm_" else result
         of_parts = self._in_parts(total_norm)
         read, finish = (total_norm, _as_it_is) if of_parts is None else of_parts
+        passes = self._passes()
 
         def made(numbers: list[Number]) -> Clip:
             maximum, norm_type, norm = numbers
@@ -137,6 +141,7 @@ class TrainingCalls:
                 norm_type=norm_type,
                 total_norm=norm if read is total_norm else None,
                 parameters=count,
+                passes=passes,
             )
             return finish(clip, norm)
 
