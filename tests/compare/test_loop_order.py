@@ -59,7 +59,11 @@ def by_turns(debugger: PrecisionDebugger, change: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "expected", "words"),
     [
-        ("ZCBS zbs", "clipping", "clip_grad_norm_ is called before backward() in the target"),
+        (
+            "ZCBS zbs",
+            "clipping",
+            "the target calls clip_grad_norm_ with 0.05 where there is nothing",
+        ),
         ("ZBSC zbs", "clipping", "called before optimizer.step() of optimizer 0 in the reference"),
         ("BZCS zbs", "gradient", "zero_grad() of 4 parameters is called before backward() in the"),
         ("ZBCS bzs", "gradient", "zero_grad() of 2 parameters is called before backward() in the"),

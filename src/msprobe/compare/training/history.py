@@ -407,7 +407,8 @@ class TrainingHistory:
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
         moved_call = loop_change(pair)
-        if moved_call is not None:  # what clipping is given then tells nothing
+        if moved_call is not None and not moved_call.is_early:
+            # What clipping is given then tells nothing.
             clips = [
                 replace(each, verdict=moved_call.verdict, words=moved_call.words) for each in clips
             ]

@@ -50,10 +50,12 @@ class LoopChange(NamedTuple):
     Attributes:
         verdict: class of the cause that it is.
         words: the difference in words.
+        is_early: what limits gradients comes before a backward pass on one side.
     """
 
     verdict: VerdictClass
     words: str
+    is_early: bool = False
 
     def before(self, fact: FactDifference) -> FactDifference:
         """Return a difference of gradients that follows from it."""
@@ -77,8 +79,11 @@ def loop_change(pair: FactsPair) -> LoopChange | None:
         for kind in sorted(kinds, key=lambda call: call.of or 0):
             left = [[call for call in loop if call != kind] for loop in loops]
             if left[0] == left[1] and not {*apart} - {kind}:
-                words = _often(kind, counts) if apart else _elsewhere(kind, *loops)
-                return LoopChange(verdict, f"{words} (step {pair.step})")
+                if apart:
+                    return LoopChange(verdict, f"{_often(kind, counts)} (step {pair.step})")
+                words, other = _elsewhere(kind, *loops)
+                is_early = other.name == _BACKWARD and verdict is VerdictClass.CLIPPING
+                return LoopChange(verdict, f"{words} (step {pair.step})", is_early)
         left = [[call for call in loop if call.name != name] for loop in loops]
         if left[0] == left[1] and len(apart) == 2:
             return LoopChange(verdict, f"{_exchanged(name, counts, apart)} (step {pair.step})")
@@ -132,15 +137,18 @@ def _exchanged(name: str, counts: Sequence[Counter[LoopCall]], apart: Sequence[L
     )
 
 
-def _elsewhere(kind: LoopCall, target: Sequence[LoopCall], reference: Sequence[LoopCall]) -> str:
-    """Return that a call comes before another one on one side, and after it on the other."""
+def _elsewhere(
+    kind: LoopCall, target: Sequence[LoopCall], reference: Sequence[LoopCall]
+) -> tuple[str, LoopCall]:
+    """Return that a call comes before another one on one side, after it on the other; and that."""
     place = next(
         i for i, both in enumerate(zip(target, reference, strict=True)) if both[0] != both[1]
     )
     known = [*target, *reference]
     early, late = ("target", "reference") if target[place] == kind else ("reference", "target")
     other = (reference if early == "target" else target)[place]
-    return (
+    words = (
         f"{_words(kind, known)} is called before {_words(other, known)} in the {early}, after it "
         f"in the {late}"
     )
+    return words, other

@@ -56,10 +56,6 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
     gradients = {
         key: sums for key, sums in _gradients(comparison).items() if _network(key) in changed
     }
-    facts = facts_of(comparison)
-    change = None if facts is None else loop_change(facts)
-    if change is not None and change.verdict is VerdictClass.GRADIENT:
-        return change.words, _CLEAR_ALIKE
     for place, (words, advice) in enumerate((_TARGET_CLEARS, _REFERENCE_CLEARS)):
         # A gradient whose mean is zero tells nothing.
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
@@ -70,6 +66,14 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
                 count = f"at least {count}"
             return words.format(min(cleared), comparison.step, count), advice
     return None
+
+
+def cleared_elsewhere(comparison: RankComparison) -> tuple[str, str] | None:
+    """Return that one side clears gradients at another place of its loop, likewise."""
+    facts = facts_of(comparison)
+    change = None if facts is None else loop_change(facts)
+    is_cleared = change is not None and change.verdict is VerdictClass.GRADIENT
+    return (change.words, _CLEAR_ALIKE) if change is not None and is_cleared else None
 
 
 def left_over(

@@ -37,6 +37,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.training.random_calls import draws_numbers, draws_within
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.cleared_gradients import (
+    cleared_elsewhere,
     cleared_gradients,
     left_over,
     name_of_gradient,
@@ -341,7 +342,8 @@ def observe(
         turns=turns_of(comparison),
         cleared=cleared_gradients(comparison)
         or left_over(comparison, last_gradients)
-        or left_over(comparison, left),
+        or left_over(comparison, left)
+        or cleared_elsewhere(comparison),
         broken_off=_broken_off(comparison),
         **_work(comparison),
         knows_updates=knows_updates,
