@@ -92,3 +92,37 @@ def test_where_gradients_are_cleared_to_no_effect_accuses_nobody(
     verdict = verdict_on(tmp_path, by_turns, change, reference, level)
 
     assert verdict["class"] == "equal", verdict["sentence"]
+
+
+def early(debugger: PrecisionDebugger, change: str | None) -> None:
+    """One optimizer; it steps before the backward pass, with nothing to step by, or behind it."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 5, 4)
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        loss = model(inputs[number]).square().mean()
+        if change == "step":
+            optimizer.step()
+        loss.backward()
+        if change == "clear":
+            optimizer.zero_grad()
+        if change != "step":
+            optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ("step", "update", "optimizer.step() is called before backward() in the target"),
+        ("clear", "gradient", "gradients are cleared after backward, before the optimizer's step"),
+    ],
+)
+def test_why_an_optimizer_gets_nothing_is_told(
+    tmp_path: Path, level: str, change: str, expected: str, words: str
+) -> None:
+    verdict = verdict_on(tmp_path, early, change, level=level)
+
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]

@@ -44,19 +44,18 @@ def cleared_alone(
     cleared = [
         _cleared_behind(*both) for both in zip(pair.pair.sides, pair.sides, before, strict=True)
     ]
+    totals = [each.passes + count for each, count in zip(before, pair.pair.passes, strict=True)]
     for side, apart, own, other in of_sides(0, 1):
-        if not cleared[own] or cleared[other]:
-            continue
         columns, step = pair.columns[own], pair.pair.step
         rows = zip(columns.name, columns.has_gradient, columns.gradient.norm, strict=False)
         empty = [name for name, has, norm in rows if name in names and not (has and norm)]
-        if len(empty) == len(names):
+        is_last = 0 < totals[own] <= cleared[own]
+        if is_last and cleared[other] < totals[other] and len(empty) == len(names):
             return cleared_late(side, empty, pair, "zeros" if any(columns.has_gradient) else "none")
-        if not empty:
-            total = before[own].passes + pair.pair.passes[own]
+        if cleared[own] and not cleared[other] and not empty:
             return (
-                f"the {side}'s gradients are cleared after {cleared[own]} of {total} backward "
-                f"passes, where the {apart} adds them up (step {step})"
+                f"the {side}'s gradients are cleared after {cleared[own]} of {totals[own]} "
+                f"backward passes, where the {apart} adds them up (step {step})"
             )
     return ""
 

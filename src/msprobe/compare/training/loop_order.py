@@ -51,11 +51,13 @@ class LoopChange(NamedTuple):
         verdict: class of the cause that it is.
         words: the difference in words.
         is_early: what limits gradients comes before a backward pass on one side.
+        is_step_early: an optimizer's step does.
     """
 
     verdict: VerdictClass
     words: str
     is_early: bool = False
+    is_step_early: bool = False
 
     def before(self, fact: FactDifference) -> FactDifference:
         """Return a difference of gradients that follows from it."""
@@ -66,27 +68,42 @@ class LoopChange(NamedTuple):
 def loop_change(pair: FactsPair) -> LoopChange | None:
     """Return the one kind of call that a side makes elsewhere, or more often; None without one.
 
-    None where no optimizer steps more than once, or the recordings do not tell the order.
+    Where an optimizer steps once, what it gets tells, but for a step before the backward pass. None
+    where the recordings do not tell the order.
     """
     loops = [list(_calls(facts)) for facts in pair.sides]
-    steps = [sum(call.name == _STEP for call in loop) for loop in loops]
-    if max(steps) < 2 or loops[0] == loops[1]:
+    steps = max(sum(call.name == _STEP for call in loop) for loop in loops)
+    if not all(loops) or loops[0] == loops[1]:
         return None
+    found = _change_of(*loops)
+    if found is None or (steps < 2 and not found.is_step_early):
+        return None
+    return found._replace(words=f"{found.words} (step {pair.step})")
+
+
+def _change_of(target: Sequence[LoopCall], reference: Sequence[LoopCall]) -> LoopChange | None:
+    loops = target, reference
     counts = [Counter(loop) for loop in loops]
-    apart = [call for call in {*counts[0], *counts[1]} if counts[0][call] != counts[1][call]]
+    apart = [call for call in {*target, *reference} if counts[0][call] != counts[1][call]]
     for name, verdict in _CLASSES.items():
         kinds = {call for loop in loops for call in loop if call.name == name}
         for kind in sorted(kinds, key=lambda call: call.of or 0):
             left = [[call for call in loop if call != kind] for loop in loops]
-            if left[0] == left[1] and not {*apart} - {kind}:
-                if apart:
-                    return LoopChange(verdict, f"{_often(kind, counts)} (step {pair.step})")
-                words, other = _elsewhere(kind, *loops)
-                is_early = other.name == _BACKWARD and verdict is VerdictClass.CLIPPING
-                return LoopChange(verdict, f"{words} (step {pair.step})", is_early)
+            if left[0] != left[1]:
+                continue
+            if apart:
+                return LoopChange(verdict, _often(kind, counts))
+            words, other = _elsewhere(kind, *loops)
+            is_behind = other.name == _BACKWARD
+            return LoopChange(
+                verdict,
+                words,
+                is_early=is_behind and verdict is VerdictClass.CLIPPING,
+                is_step_early=is_behind and name == _STEP,
+            )
         left = [[call for call in loop if call.name != name] for loop in loops]
         if left[0] == left[1] and len(apart) == 2:
-            return LoopChange(verdict, f"{_exchanged(name, counts, apart)} (step {pair.step})")
+            return LoopChange(verdict, _exchanged(name, counts, apart))
     return None
 
 
