@@ -47,7 +47,7 @@ from msprobe.compare.verdicts.custom_functions import (
 from msprobe.compare.verdicts.left_out_inputs import left_out_input
 from msprobe.compare.verdicts.made_data import makes_data, orders_samples, other_samples
 from msprobe.compare.verdicts.other_parts import other_parts
-from msprobe.compare.verdicts.places import Place, lone_words, moved_call
+from msprobe.compare.verdicts.places import Place, crossed_lines, lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.statistics_error import distance_of
@@ -203,7 +203,19 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     made = _made_batch(culprit, found)
     if made:
         return VerdictClass.DATA, f"{made}: {words}"
-    return _computed(culprit, found) or _by_settings(culprit, found, words)
+    return (
+        _crossed(culprit, found, words)
+        or _computed(culprit, found)
+        or _by_settings(culprit, found, words)
+    )
+
+
+def _crossed(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str] | None:
+    """Return that an argument is that of another line's call, which comes first on one side."""
+    row = culprit.row
+    is_open = found is VerdictClass.ARGUMENT and row.is_argument and row.pair.is_matched
+    crossed = crossed_lines(culprit.comparison, row.pair) if is_open else ""
+    return (VerdictClass.ORDER, f"{crossed}; {words}") if crossed else None
 
 
 def _made_batch(culprit: Culprit, found: VerdictClass) -> str:

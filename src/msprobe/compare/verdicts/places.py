@@ -141,6 +141,29 @@ def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[Verdict
     )
 
 
+def crossed_lines(comparison: RankComparison, pair: OperationPair) -> str:
+    """Return that a call of one line is paired with that of another, which comes first, in words.
+
+    Empty where both sides do not call the function from the same lines, as often. Then what these
+    calls are given differs as they come in another order.
+    """
+    function, places, said = _function(comparison, pair), [], []
+    for side, name in zip(comparison.sides, (pair.target, pair.reference), strict=True):
+        parsed = {each: side.parsed(each) for each in side.names}
+        alike = [each for each, of in parsed.items() if (of.base, of.kind) == function]
+        # Lines move where a program is edited, and most keep their text.
+        lines = {each: side.source_code(each) or side.source_line(each) for each in alike}
+        said.append((lines[name or ""], Counter(lines.values())))
+        places.append(side.source_line(name or ""))
+    (own, lines_here), (other, lines_there) = said
+    if not own or not other or own == other or lines_here != lines_there:
+        return ""
+    return (
+        f"{function[0]} of {places[0]} is called before that of {places[1]} in the target, after "
+        f"it in the reference, step {comparison.step}"
+    )
+
+
 def _added_between(
     comparison: RankComparison, first: OperationPair, last: OperationPair
 ) -> OperationPair | None:
