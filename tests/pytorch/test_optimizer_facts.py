@@ -482,6 +482,7 @@ def test_clipping(tmp_path, debugger, stopped):
             norm_type=1.0,
             total_norm=total.item(),
             parameters=6,
+            passes=1,
         ),
         Clip(
             function="clip_grad_norm_",
@@ -489,9 +490,16 @@ def test_clipping(tmp_path, debugger, stopped):
             norm_type=2.0,
             total_norm=again.item(),
             parameters=6,
+            passes=1,
         ),
-        Clip(function="clip_grad_value_", max=0.125, parameters=1),
-        Clip(function="clip_grads_with_norm_", max=2.0, total_norm=again.item(), parameters=6),
+        Clip(function="clip_grad_value_", max=0.125, parameters=1, passes=1),
+        Clip(
+            function="clip_grads_with_norm_",
+            max=2.0,
+            total_norm=again.item(),
+            parameters=6,
+            passes=1,
+        ),
     ]
 
 
