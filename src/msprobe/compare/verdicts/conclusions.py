@@ -33,13 +33,11 @@ from msprobe.compare.verdicts.communication import (
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
-    culprit_call,
-    culprit_place,
-    culprit_words,
     is_without_reason,
     moment_of,
     unrecorded_call,
 )
+from msprobe.compare.verdicts.culprit_words import culprit_call, culprit_place, culprit_words
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.effective_facts import EffectiveFacts
 from msprobe.compare.verdicts.lone_draws import is_given_generator, lone_draw

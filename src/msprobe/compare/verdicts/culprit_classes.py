@@ -12,14 +12,10 @@ from typing import Final
 from msprobe.api_prefixes import COMPILED, PRIMITIVE
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Match, Matched, Missing, OperationPair, Origin, Status
-from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.sides import MINDSPORE
+from msprobe.compare.model import Matched, Missing, OperationPair, Origin, Status
 from msprobe.compare.training.data_pairing import key_of
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
-from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import (
     changed_options,
     changed_settings,
@@ -35,10 +31,17 @@ from msprobe.compare.training.outlines import (
     difference_of_gradients,
     difference_of_labels,
 )
-from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.verdicts.calls import is_cast
-from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
+from msprobe.compare.verdicts.communication import is_of_group, lone_communication
 from msprobe.compare.verdicts.computed_numbers import call_behind_number, computes_alone
+from msprobe.compare.verdicts.culprit_words import (
+    culprit_place,
+    culprit_words,
+    is_lone_cast,
+    lone_run,
+    named_slot,
+    other_call,
+    parsed_name,
+)
 from msprobe.compare.verdicts.custom_functions import (
     MAY_BE_INSIDE,
     is_custom_function,
@@ -50,17 +53,14 @@ from msprobe.compare.verdicts.other_parts import other_parts
 from msprobe.compare.verdicts.places import Place, crossed_lines, lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
-from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import belongs_to_update
 from msprobe.dump.facts import Facts
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name, parse_record_name
-from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
+from msprobe.dump.record_names import RecordKind, forward_name, parse_record_name
+from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Family, Hint
-from msprobe.plain_text import times_text
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _LOADER_FILE: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
@@ -97,16 +97,6 @@ _BY_CAUSE: Final = {
     Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
-# Why a gradient does not get to a call.
-_CUTS: Final = (
-    Cause.CUT_HERE,
-    Cause.DETACHED,
-    Cause.DETACHED_BEHIND,
-    Cause.NOT_DERIVED,
-    Cause.LATER_GRADIENT,
-)
-# Calls of one side alone that are looked at behind the first.
-_MOST_OF_RUN: Final = 200
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ARGUMENT)
 _OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 
@@ -114,16 +104,16 @@ _OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 def class_of(culprit: Culprit) -> VerdictClass:
     """Return the class of the cause that a culprit is."""
     row = culprit.row
-    if is_communication(_parsed(culprit)) or is_of_group(row):
+    if is_communication(parsed_name(culprit)) or is_of_group(row):
         return VerdictClass.COMMUNICATION
-    if _is_lone_cast(culprit):
+    if is_lone_cast(culprit):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
-    if known is not None and not (row.cause is Cause.ARGUMENT and _other_call(culprit)):
+    if known is not None and not (row.cause is Cause.ARGUMENT and other_call(culprit)):
         return _called(culprit, known)
     if not row.pair.is_matched:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
-    if _other_call(culprit):
+    if other_call(culprit):
         return VerdictClass.CALL
     types = row.precisions if isinstance(row, Matched) else None
     if row.status is Status.DTYPE or (types and row.origin is Origin.INTRODUCED):
@@ -136,7 +126,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.CALL
     # Modules, custom functions of autograd and compiled ones hold code of their own, an API is one
     # kernel.
-    parsed = _parsed(culprit)
+    parsed = parsed_name(culprit)
     holds_code = parsed.is_module or is_custom_function(parsed) or parsed.prefix == COMPILED
     if not holds_code:
         is_proved = row.cause is not Cause.UNPROVED_INPUT
@@ -231,7 +221,7 @@ def _computed(culprit: Culprit, found: VerdictClass) -> tuple[VerdictClass, str]
     before = call_behind_number(culprit) if found is VerdictClass.ARGUMENT else None
     if before is None:
         return None
-    where = f"{_named_slot(culprit)} of {culprit_place(culprit)}"
+    where = f"{named_slot(culprit)} of {culprit_place(culprit)}"
     number = f"{where}: {culprit.row.finding}, which the program computes"
     verdict = VerdictClass.CALL if computes_alone(culprit) else found
     return verdict, f"{culprit_words(before)}; {number}"
@@ -384,7 +374,7 @@ def _moment_of(culprit: Culprit) -> Moment:
         return Moment.UPDATE if culprit.kind == "parameter" else Moment.FORWARD
     if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
         return Moment.PARAMETERS
-    parsed = _parsed(culprit)
+    parsed = parsed_name(culprit)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         # It is read when an optimizer steps: on one side alone, perhaps.
         return Moment.REDUCE if culprit.row.pair.is_matched else Moment.UPDATE
@@ -411,7 +401,7 @@ def may_be_random(culprit: Culprit) -> bool:
     if class_of(culprit) is VerdictClass.RANDOM:
         return True
     return is_without_reason(culprit) and (
-        _parsed(culprit).is_module or suggests(culprit.row.pair.name, Hint.DRAWS_RANDOM)
+        parsed_name(culprit).is_module or suggests(culprit.row.pair.name, Hint.DRAWS_RANDOM)
     )
 
 
@@ -458,65 +448,10 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
     if row.cause is Cause.CHANGED_BETWEEN and culprit.comparison.has_modules_only:
         return True
     is_named = suggests(row.pair.name, Hint.FOLLOWS_MODE)
-    if is_named or not _parsed(culprit).is_module:
+    if is_named or not parsed_name(culprit).is_module:
         return is_named
     # Its own code may ask for the flag, unless what it was made with tells the difference.
     return is_without_reason(culprit) and class_and_words(culprit)[0] is not VerdictClass.ARGUMENT
-
-
-def culprit_words(culprit: Culprit) -> str:
-    """Return a culprit as a cause in words."""
-    return "; ".join(filter(None, (_pass_words(culprit), _own_words(culprit))))
-
-
-def _own_words(culprit: Culprit) -> str:
-    row = culprit.row
-    where = culprit_place(culprit)
-    slot = _named_slot(culprit)
-    reason = row.reason
-    times = multiple_words(row) if culprit.kind == "forward" else ""
-    if times:
-        reason += f"; {times}"
-    if not row.pair.is_matched:
-        sides = ("target", "reference")
-        own, other = sides if row.pair.reference is None else sides[::-1]
-        if row.cause is Cause.NAN_CALL:
-            return f"only the {own} calls {where}, which makes NaN"
-        if culprit.kind == "backward":
-            why = f": {reason}" if row.cause in _CUTS else ""
-            return f"no gradient gets to {where}, in the {other}{why}"
-        if culprit.kind == "parameter_grad":
-            return f"{row.value.slot} of {where} gets no gradient in the {other}"
-        if _is_lone_cast(culprit):
-            return f"only the {own} calls {where}, a cast to {row.value.dtype}"
-        return f"only the {own} calls {where}{_line_words(culprit, own)}"
-    if is_of_group(row):
-        return group_words([row], where)
-    other = _other_call(culprit)
-    if other:
-        return f"the target calls {where}, the reference {other}"
-    if reason:
-        return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
-    distance = distance_of(row)
-    size = "" if distance is None else f" by {distance}"
-    return f"{slot} of {where} differs{size}, though what the call was given agrees"
-
-
-def _line_words(culprit: Culprit, own: str) -> str:
-    """Return the line further out, if any, that makes a call among others of its side alone."""
-    comparison, pair = culprit.comparison, culprit.row.pair
-    frames = comparison.side_of(pair).view.frames
-    outer = user_frames(frames(pair.name))[1:]
-    is_target = pair.reference is None
-    run = _lone_run(comparison, pair.position, is_target=is_target) if outer else []
-    made = [user_frames(frames(each.name)) for each in run]
-    begun = {each[0] for each in made if each}
-    line = next((text for text in reversed(outer) if text in begun), "")
-    frame = parse_frame(line)
-    if frame is None:
-        return ""
-    # Like calls elsewhere may have taken the partners of some: how many there are is not known.
-    return f"; one of the calls that {frame.place} makes in the {own} alone"
 
 
 def _called_again(culprit: Culprit) -> OperationPair | None:
@@ -532,96 +467,10 @@ def _called_again(culprit: Culprit) -> OperationPair | None:
     own = row.pair.target if is_target else row.pair.reference
     side = comparison.side(is_target=is_target)
     line = side.source_line(own or "")
-    run = _lone_run(comparison, row.pair.position + 1, is_target=is_target) if line else []
+    run = lone_run(comparison, row.pair.position + 1, is_target=is_target) if line else []
     run = [each for each in run if side.source_line(each.name) == line]
     api = comparison.parsed(row.pair).base
     return run[0] if any(comparison.parsed(each).base == api for each in run) else None
-
-
-def _lone_run(comparison: RankComparison, begin: int, *, is_target: bool) -> list[OperationPair]:
-    """Return the calls of one side alone from a place on, to the next that both sides make."""
-    found: list[OperationPair] = []
-    for place in range(begin, len(comparison.pairs)):
-        each = comparison.pairs[place]
-        parsed = comparison.parsed(each)
-        if parsed.kind is not RecordKind.FORWARD or parsed.is_module:
-            continue
-        if each.is_matched or len(found) == _MOST_OF_RUN:
-            break
-        if (each.reference is None) is is_target:
-            found.append(each)
-    return found
-
-
-def _pass_words(culprit: Culprit) -> str:
-    """Return how often each side goes backward, where that tells why a gradient is not there."""
-    row = culprit.row
-    is_lacking = culprit.kind == "backward" and not row.pair.is_matched
-    facts = facts_of(culprit.comparison) if is_lacking or row.cause is Cause.GRADIENT_CALL else None
-    if facts is None or facts.passes[0] == facts.passes[1]:
-        return ""
-    target, reference = map(times_text, facts.passes)
-    return f"backward is called {target} in the target, {reference} in the reference"
-
-
-def _named_slot(culprit: Culprit) -> str:
-    """Return a value's place in its call, an argument with its name: ``input.3.0 (stride)``."""
-    row, record = culprit.row, _parsed(culprit)
-    value, argument = row.value, row.value.argument
-    if value.role is not Role.INPUT or culprit.kind != "forward":
-        return value.slot
-    sides = culprit.comparison.target, culprit.comparison.reference
-    if sides[isinstance(row, Missing)].framework == MINDSPORE:
-        if not isinstance(row, Matched) or sides[1].framework == MINDSPORE:
-            return value.slot
-        # Signatures are PyTorch's, whose call is the other one.
-        argument, record = row.reference.argument, parse_record_name(row.pair.reference or "")
-    name = signature_of(record.base).name_of(argument.partition(".")[0])
-    is_known = name.isdigit() or name in (value.argument.partition(".")[0], Role.INPUT)
-    return value.slot if is_known else f"{value.slot} ({name})"
-
-
-def culprit_place(culprit: Culprit) -> str:
-    """Return a culprit's record, its source line and its step, in words."""
-    return f"{culprit_call(culprit)}, step {culprit.comparison.step}"
-
-
-def culprit_call(culprit: Culprit) -> str:
-    """Return a culprit's record and its source line, in words."""
-    source = f" ({culprit.called_at})" if culprit.called_at else ""
-    return f"{culprit.row.pair.name}{source}"
-
-
-def _other_call(culprit: Culprit) -> str:
-    """Return the reference's record if it is of another API or class than the target's."""
-    pair = culprit.row.pair
-    if pair.target is None or pair.reference is None or culprit.kind != "forward":
-        return ""
-    # Two functions have not the same arguments at one place, either.
-    row = culprit.row
-    is_shown = row.value.role is Role.OUTPUT or row.cause is Cause.ARGUMENT
-    if not is_shown or pair.match is Match.MAPPED:
-        return ""
-    target = culprit.comparison.target.operator(pair.target)
-    reference = culprit.comparison.reference.operator(pair.reference)
-    return pair.reference if target.name != reference.name else ""
-
-
-def _is_lone_cast(culprit: Culprit) -> bool:
-    """Return whether only one side casts numbers that have a precision to another floating type.
-
-    Integers and truth values have none: a mask, a count.
-    """
-    row = culprit.row
-    if row.pair.is_matched or not is_cast(_parsed(culprit)):
-        return False
-    given = culprit.comparison.side_of(row.pair).values(row.pair.name)
-    cast = next((each.dtype for each in given if each.is_tensor), row.value.dtype)
-    return min(epsilon_of(cast), epsilon_of(row.value.dtype)) > 0
-
-
-def _parsed(culprit: Culprit) -> RecordName:
-    return parse_record_name(culprit.row.pair.name)
 
 
 def _is_of_loader(culprit: Culprit) -> bool:
