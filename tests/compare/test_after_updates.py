@@ -133,6 +133,31 @@ def test_another_weight_of_an_average_is_an_update(
     assert "(test_after_updates.py:" in verdict["sentence"]
 
 
+def projecting(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Keep the norm of a weight behind each update, as the other side does not."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(torch.arange(6.0).view(2, 3)).sin().sum().backward()
+        optimizer.step()
+        if change is None:
+            with torch.no_grad():
+                size = model[2].weight.norm()
+                model[2].weight.mul_((0.3 / size).clamp(max=1.0))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("sides", [("left out", None), (None, "left out")])
+def test_a_projection_of_one_side_alone_is_an_update(
+    tmp_path: Path, level: str, sides: tuple[str | None, str | None]
+) -> None:
+    verdict = verdict_on(tmp_path, projecting, *sides, level=level)
+
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert "(test_after_updates.py:" in verdict["sentence"]
+
+
 def test_a_value_from_outside_before_the_update_is_named(tmp_path: Path) -> None:
     """Though the optimizer leaves other parameters, too."""
 

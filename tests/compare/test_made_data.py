@@ -510,3 +510,64 @@ def test_means_that_are_rounding_do_not_tell_how_data_differ(tmp_path: Path) -> 
 
     assert verdict["class"] == "data", verdict["sentence"]
     assert "norm of input.0 is" in verdict["sentence"]
+
+
+class Lines(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples of a loader; one of them may be another one."""
+
+    def __init__(self, change: str | None) -> None:
+        self.samples = torch.rand(24, 5, generator=torch.Generator().manual_seed(4))
+        if change is not None:
+            self.samples[13] = 1.0 - self.samples[13]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return self.samples[place]
+
+
+def prefetched(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The batch of the next step is loaded within a step, as by Accelerate."""
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = iter(torch.utils.data.DataLoader(Lines(change), batch_size=6))
+    following = next(batches)
+    for _ in recorded_steps(debugger, model):
+        batch, following = following, next(batches)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_batch_that_is_loaded_a_step_ahead_is_data(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, prefetched, "sample", level=level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "step 2" in verdict["sentence"]
+
+
+def tokens(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Lines of other lengths are filled into a batch, token by token."""
+    model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    lines = [[3, 5, 7, 9], [4, 6, 8], [11, 2, 13, 1, 5], [7, 7, 1], [9, 4, 2, 2], [8, 1, 3]]
+    if change is not None:
+        lines[2][1] = 12
+    for number in recorded_steps(debugger, model):
+        ids = torch.zeros(2, 5, dtype=torch.long)
+        for row, line in enumerate(lines[2 * number : 2 * number + 2]):
+            taken = torch.tensor(line)
+            ids[row, : len(taken)] = taken
+        optimizer.zero_grad()
+        model(ids).logsumexp(-1).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_another_token_is_data(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, tokens, "token", level=level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "step 1" in verdict["sentence"]

@@ -31,6 +31,7 @@ from msprobe.compare.training.outlines import (
     difference_of_gradients,
     difference_of_labels,
 )
+from msprobe.compare.verdicts.carried import LOADER_FILE
 from msprobe.compare.verdicts.communication import is_of_group, lone_communication
 from msprobe.compare.verdicts.computed_numbers import call_behind_number, computes_alone
 from msprobe.compare.verdicts.culprit_words import (
@@ -63,7 +64,6 @@ from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Family, Hint
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
-_LOADER_FILE: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 # Functions that run the model's code, in an optimizer's step, too.
 _USERS_CODE: Final = ("_call_impl", "_inner_call", "closure", "training_step")
 
@@ -184,7 +184,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         lone = lone_words(culprit.comparison, again)
         return VerdictClass.CALL, f"{lone}, step {culprit.comparison.step}; {words}"
     is_called = found in _OF_CALLS
-    if is_called and belongs_to_update(culprit.comparison, row.pair):
+    if is_called and any(belongs_to_update(culprit.comparison, p) for p in _together(culprit)):
         step = culprit.comparison.step
         return (
             VerdictClass.UPDATE,
@@ -206,6 +206,14 @@ def _crossed(culprit: Culprit, found: VerdictClass, words: str) -> tuple[Verdict
     is_open = found is VerdictClass.ARGUMENT and row.is_argument and row.pair.is_matched
     crossed = crossed_lines(culprit.comparison, row.pair) if is_open else ""
     return (VerdictClass.ORDER, f"{crossed}; {words}") if crossed else None
+
+
+def _together(culprit: Culprit) -> list[OperationPair]:
+    """Return a culprit's call, and what one side alone calls behind it: a write, say."""
+    pair, comparison = culprit.row.pair, culprit.comparison
+    if pair.is_matched or culprit.kind != "forward" or pair.position < comparison.end_of_backward:
+        return [pair]
+    return [pair, *lone_run(comparison, pair.position, is_target=pair.reference is None)]
 
 
 def _made_batch(culprit: Culprit, found: VerdictClass) -> str:
@@ -479,7 +487,7 @@ def _is_of_loader(culprit: Culprit) -> bool:
     That is a call of the framework's own code which loads data.
     """
     is_lone = not culprit.row.pair.is_matched and culprit.kind == "forward"
-    return is_lone and any(_LOADER_FILE.search(frame.file) for frame in _frames(culprit))
+    return is_lone and any(LOADER_FILE.search(frame.file) for frame in _frames(culprit))
 
 
 def _frames(culprit: Culprit) -> list[Frame]:

@@ -28,6 +28,7 @@ _TAKES: Final = frozenset(
 )
 _OVERWRITES: Final = "setitem"
 _MAKES: Final = _TAKES | {_OVERWRITES}
+_LOOKS_UP: Final = "embedding"
 _PERMUTES: Final = "randperm"
 # They make a tensor of lists of numbers: tokens, say.
 _OF_LISTS: Final = frozenset(("tensor", "as_tensor", "asarray"))
@@ -49,7 +50,7 @@ def makes_data(culprit: Culprit) -> bool:
     is_changed = row.cause is Cause.CHANGED_BETWEEN
     is_resized = not row.pair.is_matched and bool(other_samples(culprit))
     if operation in _OF_LISTS and row.cause is Cause.ARGUMENT:
-        return _makes_input(culprit)
+        return _makes_input(culprit) or _fills_input(culprit)
     if not (is_changed or is_resized) and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
         or (operation == _OVERWRITES and not row.pair.is_matched)
@@ -138,6 +139,22 @@ def _makes_input(culprit: Culprit) -> bool:
     values = comparison.side_of(pair).values(pair.name)
     return any(
         each.role is Role.OUTPUT and each.is_tensor and content_of(each) in given for each in values
+    )
+
+
+def _fills_input(culprit: Culprit) -> bool:
+    """Return whether a list of whole numbers is copied into what a model is given, as tokens are.
+
+    A model takes it then, or no call is known to, and models get other data.
+    """
+    row, comparison = culprit.row, culprit.comparison
+    is_token = type(row.value.value) is int and "." in row.value.argument
+    if not is_token or not row.pair.is_matched or not _gets_other_data(comparison):
+        return False
+    side = comparison.target
+    users = [*ProgramFlow(side).given_to(row.pair.name, ())]
+    return not users or any(
+        side.is_model_call(each) or side.operator(each).name == _LOOKS_UP for each in users
     )
 
 
