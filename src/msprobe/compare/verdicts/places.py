@@ -153,7 +153,7 @@ def crossed_lines(comparison: RankComparison, pair: OperationPair) -> str:
         alike = [each for each, of in parsed.items() if (of.base, of.kind) == function]
         # Lines move where a program is edited, and most keep their text.
         lines = {each: side.source_code(each) or side.source_line(each) for each in alike}
-        said.append((lines[name or ""], Counter(lines.values())))
+        said.append((lines.get(name or ""), Counter(lines.values())))
         places.append(side.source_line(name or ""))
     (own, lines_here), (other, lines_there) = said
     if not own or not other or own == other or lines_here != lines_there:
