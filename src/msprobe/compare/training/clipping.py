@@ -186,15 +186,16 @@ def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
         if isinstance(event, OptimizerStep):
             steps.append([each.norm for each in gradients.get(id(event), {}).values()])
         elif isinstance(event, Clip):
-            # Of several optimizers it may concern the next one alone.
-            is_of_next = bool(steps) and event.parameters == len(steps[-1])
-            norms = [norm for step in (steps[-1:] if is_of_next else steps) for norm in step]
+            # Of several optimizers it may concern one alone: the next that has as many.
+            of_one = [step for step in steps[::-1] if len(step) == event.parameters]
+            limited = of_one[:1] or steps
+            norms = [norm for step in limited for norm in step]
             # A scaler may skip the optimizer's step, and gradients may be unread.
             known = [norm for norm in norms if norm is not None]
             is_told = event.norm_type == _EUCLIDEAN and 0 < len(known) == len(norms)
             is_all = is_told and event.parameters >= len(norms)
             yield _Limited(event, math.hypot(*known), is_all)
-            steps = []
+            steps = [step for step in steps if all(step is not each for each in limited)]
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:
