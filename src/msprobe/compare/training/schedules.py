@@ -11,6 +11,7 @@ from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    of_sides,
     shown,
     some_of,
     steps_ahead,
@@ -53,17 +54,24 @@ class _Rates:
     is_cycled: bool = False
 
 
+class _Around(NamedTuple):
+    """Numbers of optimizers whose steps come before a scheduler's first one, and behind it."""
+
+    before: Sequence[int]
+    behind: Sequence[int]
+
+
 class _Calls(NamedTuple):
     """Steps of schedulers in a step, on both sides.
 
     Attributes:
-        is_first: whether they come before those of optimizers, on both sides.
+        optimizers: those of the steps that come before a side's first one, and behind it.
     """
 
     step: int
     target: Sequence[Schedule]
     reference: Sequence[Schedule]
-    is_first: tuple[bool, bool]
+    optimizers: tuple[_Around, _Around]
 
 
 class ScheduleHistory:
@@ -83,8 +91,8 @@ class ScheduleHistory:
             self._are_alike = _are_set_alike(pair)
         schedules = pair.events(Schedule)
         if any(schedules):
-            is_first = _is_first(pair.target.events), _is_first(pair.reference.events)
-            self._schedules.append(_Calls(pair.step, *schedules, is_first))
+            around = _around_first(pair.target.events), _around_first(pair.reference.events)
+            self._schedules.append(_Calls(pair.step, *schedules, around))
         for step in steps:
             for side, moving in self._moving.items():
                 self._note_moving(getattr(step, side), side, moving)
@@ -201,7 +209,7 @@ class ScheduleHistory:
 
     def _calls_words(self, rates: _Rates, place: int) -> str:
         """Return how schedulers are stepped otherwise before rates differ; empty where alike."""
-        for step, target, reference, is_first in self._schedules:
+        for step, target, reference, optimizers in self._schedules:
             if step > rates.steps[place]:
                 break
             if target and reference and target[0].class_name != reference[0].class_name:
@@ -217,11 +225,9 @@ class ScheduleHistory:
                     f"; scheduler.step() is called {times_text(len(target))} in the target, "
                     f"{times_text(len(reference))} in the reference (step {step})"
                 )
-            if is_first[0] is not is_first[1]:
-                return (
-                    f"; only the {'target' if is_first[0] else 'reference'} calls "
-                    f"scheduler.step() before the optimizer's step (step {step})"
-                )
+            moved = _moved_words(*optimizers)
+            if moved:
+                return f"; {moved} (step {step})"
         return ""
 
     def _shift_words(self, rates: _Rates) -> str:
@@ -276,10 +282,29 @@ def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> fl
     return value if isinstance(value, (int, float)) else None
 
 
-def _is_first(events: Sequence[Event]) -> bool:
-    """Return whether a scheduler is stepped before any optimizer is."""
-    steps = (each for each in events if isinstance(each, Schedule | OptimizerStep))
-    return isinstance(next(steps, None), Schedule)
+def _around_first(events: Sequence[Event]) -> _Around:
+    """Return which optimizers step before any scheduler does, and which behind it."""
+    steps = [each for each in events if isinstance(each, Schedule | OptimizerStep)]
+    first = next((i for i, each in enumerate(steps) if isinstance(each, Schedule)), len(steps))
+    before, behind = (
+        [each.number for each in part if isinstance(each, OptimizerStep)]
+        for part in (steps[:first], steps[first:])
+    )
+    return _Around(before, behind)
+
+
+def _moved_words(target: _Around, reference: _Around) -> str:
+    """Return the step of an optimizer that a scheduler's comes before on one side alone."""
+    for side, other, own, others in of_sides(target, reference):
+        late = [number for number in own.behind if number in others.before]
+        if late and len(own.before) < len(others.before):
+            if len({*own.before, *own.behind}) == 1:
+                return f"only the {side} calls scheduler.step() before the optimizer's step"
+            return (
+                f"the {side} calls scheduler.step() before the step of optimizer {late[0]}, "
+                f"the {other} after it"
+            )
+    return ""
 
 
 def _first_difference(rates: _Rates) -> int | None:
