@@ -21,11 +21,13 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
     difference_of_cuts,
     difference_of_labels,
+    difference_of_models,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Loss
@@ -158,7 +160,7 @@ def loss_differences(
         behind = difference_of_cuts(*pair.sides) or (None if is_later else behind)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
     sent = None if behind else other_collective(pair)
-    told = behind or difference_of_labels(*pair.sides)
+    told = behind or difference_of_labels(*pair.sides) or _kept_term(pair)
     if sent is not None and sent.passes <= found.target.micro:
         made, verdict = f"; {sent.words}{sent.more}", VerdictClass.COMMUNICATION
     elif told is not None:
@@ -174,6 +176,16 @@ def loss_differences(
         micro=found.target.micro,
         next=("record the calls between the model's output and backward (level L1 or mix)",),
     )
+
+
+def _kept_term(pair: FactsPair) -> OutlineDifference | None:
+    """Return in which call models differ that may keep a term of the loss: to balance experts, say.
+
+    Their results agree where this is asked for. Types of autocast make other casts everywhere.
+    """
+    found = difference_of_models(*pair.sides)
+    is_told = found is not None and found.verdict is not VerdictClass.PRECISION
+    return found if is_told else None
 
 
 def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:

@@ -50,6 +50,7 @@ from msprobe.compare.training.outlined_calls import (
     made_calls,
     operator_name,
     shown,
+    slot_words,
     words_of,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -61,6 +62,8 @@ from msprobe.plain_text import times_text
 
 # Which parts of the data are taken is data.
 _TAKES: Final = frozenset(("gather", "getitem", "index_select", "take"))
+# Tensors that a loss is given as options, not with the data.
+_WEIGHTS: Final = frozenset(("pos_weight", "weight"))
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 
@@ -195,6 +198,8 @@ def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | N
     calls = made_calls((target, reference), is_outside, is_outside)
     told = _lone_operator(calls) or _put_between(calls) or _other_at_line(calls)
     other = None if told else first_difference(calls)
+    if other is not None and other.is_of_flow and _are_lines_moved(calls):
+        return replace(other, verdict=VerdictClass.ORDER)
     is_open = other is not None and not other.is_computed
     return replace(other, verdict=VerdictClass.UNEXPLAINED) if other and is_open else told
 
@@ -253,6 +258,16 @@ def _other_at_line(made: MadeCalls) -> OutlineDifference | None:
         return None
     own, other = (next(iter(calls), None) for calls in parts[0])
     return other_call(own, other)
+
+
+def _are_lines_moved(made: MadeCalls) -> bool:
+    """Return whether both sides run the same lines in another order, each of them once.
+
+    What is loaded decides how often lines of a loop run, and in which order.
+    """
+    runs = [[line for line, _ in itertools.groupby(map(line_of, calls))] for calls in made]
+    is_once = all(len(lines) == len({*lines}) for lines in runs)
+    return is_once and runs[0] != runs[1] and has_same_calls(*made)
 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -394,20 +409,37 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     places = [[(each.where, each.shape) for each in facts.labels] for facts in (target, reference)]
     if places[0] != places[1]:
         return None
+    met = Counter[str]()
     for own, other in zip(target.labels, reference.labels, strict=True):
         change = change_of(of_data(own), of_data(other))
         if not change.may_be_rounding:
-            name, _, place = own.where.rpartition(".")
-            prefix, _, api = name.partition(".")
-            kind = operator_of(prefix, api).name
-            behind = made_calls((target, reference), is_behind, is_behind).target
-            lines = {line_of(call) for call in behind if operator_name(call) == kind}
-            line = lines.pop() if len(lines) == 1 else None
+            name, _, slot = own.where.rpartition(".")
+            line = _line_of_label(target, reference, own.where, met[own.where])
             call = f"{name} ({line})" if line else name
             return (
-                f"argument {place} of {call}, a tensor without a gradient, differs{change.ending}"
+                f"{slot_words(slot)} of {call}, a tensor without a gradient, differs{change.ending}"
             )
+        met[own.where] += 1
     return None
+
+
+def _line_of_label(target: Facts, reference: Facts, where: str, before: int) -> str | None:
+    """Return the line of the call that is given a label of the target; None where it is not known.
+
+    Args:
+        target: its facts.
+        reference: the other side's.
+        where: the label's function and place in its arguments.
+        before: how many labels come before it there.
+    """
+    prefix, _, api = where.rpartition(".")[0].partition(".")
+    kind = operator_of(prefix, api).name
+    behind = made_calls((target, reference), is_behind, is_behind).target
+    lines = [line_of(call) for call in behind if operator_name(call) == kind]
+    if len({*lines}) == 1:
+        return lines[0]
+    is_of_all = len(lines) == sum(each.where == where for each in target.labels)
+    return lines[before] if is_of_all else None
 
 
 def difference_of_labels(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -417,7 +449,9 @@ def difference_of_labels(target: Facts | None, reference: Facts | None) -> Outli
         return None
     call = difference_outside(target, reference)
     if call is None:
-        return OutlineDifference(VerdictClass.DATA, labels, None, takes_tensor=True)
+        is_option = labels.partition(" ")[0] in _WEIGHTS
+        verdict = VerdictClass.ARGUMENT if is_option else VerdictClass.DATA
+        return OutlineDifference(verdict, labels, None, takes_tensor=True)
     # They differ by more than a cast rounds.
     is_cast = call.verdict is VerdictClass.PRECISION
     verdict = VerdictClass.CALL if is_cast else call.verdict

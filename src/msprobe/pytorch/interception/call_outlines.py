@@ -171,9 +171,10 @@ class CallOutlines(TorchFunctionMode):
             self._outlines.lose_track()
         calls = self._session.calls
         if not calls.modules and calls.last_record is not None:
-            needs = {each.requires_grad for each in args if type(each) is Tensor}
+            given = (*args, *kwargs.values())
+            needs = {each.requires_grad for each in given if type(each) is Tensor}
             if len(needs) == 2:
-                self._meet(entry, args)
+                self._meet(entry, args, kwargs)
         return noted
 
     def _add(
@@ -181,15 +182,15 @@ class CallOutlines(TorchFunctionMode):
     ) -> int:
         return self._outlines.add(_name(entry, frame), frame, args, kwargs)
 
-    def _meet(self, entry: ApiEntry, args: Sequence[Any]) -> None:
+    def _meet(self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the tensors without a gradient that meet a model's results: labels, weights."""
-        quietly(self._session, "labels", self._take_labels, entry, args)
+        quietly(self._session, "labels", self._take_labels, entry, args, kwargs)
 
-    def _take_labels(self, entry: ApiEntry, args: Sequence[Any]) -> None:
+    def _take_labels(self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         facts = self._session.facts
         if _functorch_active():  # these have no values of their own
             return
-        for place, each in enumerate(args):
+        for place, each in (*enumerate(args), *kwargs.items()):
             if type(each) is not Tensor or each.requires_grad:
                 continue
             elements = self._elements + each.numel()

@@ -244,19 +244,26 @@ static int find_run(OutlinePath *self, PyObject *calls)
     return failed ? -1 : 0;
 }
 
-/* Whether tensors with and without a gradient are among the arguments by position: outside of modules,
- * those of a loss and its labels. -1 with an exception. */
-static int is_meeting(PyObject *args)
+/* Note in `met` whether a tensor with a gradient, or one without, is met. -1 with an exception. */
+static int meet_tensor(PyObject *each, int met[2])
 {
-    int with = 0, without = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-        PyObject *each = PyTuple_GET_ITEM(args, i);
-        if ((PyObject *)Py_TYPE(each) != torch.tensor) continue;
-        int answer = flag(each, names.requires_grad);
-        if (answer < 0) return -1;
-        *(answer ? &with : &without) = 1;
-    }
-    return with && without;
+    if ((PyObject *)Py_TYPE(each) != torch.tensor) return 0;
+    int answer = flag(each, names.requires_grad);
+    if (answer >= 0) met[answer] = 1;
+    return answer < 0 ? -1 : 0;
+}
+
+/* Whether tensors with and without a gradient are among the arguments: outside of modules, those of a
+ * loss and its labels. -1 with an exception. */
+static int is_meeting(PyObject *args, PyObject *kwargs)
+{
+    int met[2] = {0, 0};
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+        if (meet_tensor(PyTuple_GET_ITEM(args, i), met) < 0) return -1;
+    PyObject *name, *each;
+    for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &each);)
+        if (meet_tensor(each, met) < 0) return -1;
+    return met[0] && met[1];
 }
 
 /* Note a call; -1 with an exception. */
@@ -280,8 +287,8 @@ static int note_call(OutlinePath *self, PyObject *entry, PyObject *args, PyObjec
         PyErr_Restore(kind, value, traceback);
     }
     if (number && !failed && self->module == Py_None && self->after != Py_None && PyTuple_CheckExact(args)) {
-        int meets = is_meeting(args);
-        failed = meets > 0 ? call_away(PyObject_CallFunctionObjArgs(self->meet, entry, args, NULL)) : meets;
+        int meets = is_meeting(args, kwargs);
+        failed = meets > 0 ? call_away(PyObject_CallFunctionObjArgs(self->meet, entry, args, kwargs, NULL)) : meets;
     }
     Py_XDECREF(number);
     Py_XDECREF(key);
