@@ -31,7 +31,7 @@ from msprobe.compare.training.outlines import (
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import is_lacking
-from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_around, lone_words
 from msprobe.compare.verdicts.program_flow import Content, content_of
 from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -85,7 +85,7 @@ def late_call(comparison: RankComparison) -> Clue | None:
         is_sent = is_communication(side.parsed(pair.name))
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
-            whole = _lone_around(comparison, pair)
+            whole = lone_around(comparison, pair)
             words = lone_words(comparison, whole, f" of {dtype}" if is_sent and dtype else "")
             first = Clue(
                 f"{words} after the backward pass began",
@@ -141,20 +141,6 @@ def _may_write(side: Side, record: str) -> bool:
     if parsed.prefix not in _MAKING or is_in_place(parsed.path):
         return True
     return any(value.argument.partition(".")[0] in _WRITING for value in side.values(record))
-
-
-def _lone_around(comparison: RankComparison, pair: OperationPair) -> OperationPair:
-    """Return the outermost module around a call of one side alone that this side alone calls."""
-    side = comparison.side_of(pair)
-    around = {*side.around(pair.name)}
-    return next(
-        (
-            each
-            for each in reversed(comparison.pairs)
-            if not each.is_matched and each.name in around and comparison.side_of(each) is side
-        ),
-        pair,
-    )
 
 
 def _coarsens(values: Sequence[Value]) -> bool:

@@ -14,6 +14,7 @@ from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
+from msprobe.compare.verdicts.places import is_alone, lone_around, lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -59,7 +60,7 @@ def _own_words(culprit: Culprit) -> str:
             return f"{row.value.slot} of {where} gets no gradient in the {other}"
         if is_lone_cast(culprit):
             return f"only the {own} calls {where}, a cast to {row.value.dtype}"
-        return f"only the {own} calls {where}{_line_words(culprit, own)}"
+        return _lone_module(culprit) or f"only the {own} calls {where}{_line_words(culprit, own)}"
     if is_of_group(row):
         return group_words([row], where)
     other = other_call(culprit)
@@ -70,6 +71,19 @@ def _own_words(culprit: Culprit) -> str:
     distance = distance_of(row)
     size = "" if distance is None else f" by {distance}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _lone_module(culprit: Culprit) -> str:
+    """Return the module around a call of one side alone that this side calls once more, in words.
+
+    Empty without one, or where a call within it has a partner.
+    """
+    comparison, pair = culprit.comparison, culprit.row.pair
+    outer = lone_around(comparison, pair)
+    if outer is pair or not is_alone(comparison, outer):
+        return ""
+    words = f"{lone_words(comparison, outer)}, step {comparison.step}"
+    return f"{words}; the first call in it is {culprit_call(culprit)}"
 
 
 def _line_words(culprit: Culprit, own: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from msprobe.compare.model import OperationPair, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training import random_calls
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, lone_around, lone_words
 from msprobe.compare.verdicts.program_flow import content_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.values import Role, Value
@@ -42,7 +42,7 @@ def lone_draw(
     ]
     if not firsts:
         return None
-    outer = _outermost(comparison, firsts[0])
+    outer = lone_around(comparison, firsts[0])
     words = lone_words(comparison, outer)
     if len(firsts) == 2:
         target, reference = (Place.of(comparison, each).words for each in firsts)
@@ -125,16 +125,3 @@ def _first_alone(
         if own > other:
             return pair
     return None
-
-
-def _outermost(comparison: RankComparison, pair: OperationPair) -> OperationPair:
-    """Return the outermost call around one that its side alone makes, or itself: a model, say."""
-    around = [*comparison.side_of(pair).around(pair.name)]
-    lone = {
-        each.name: each
-        for each in comparison.pairs
-        if not each.is_matched
-        and (each.target is None) is (pair.target is None)
-        and each.name in around
-    }
-    return next((lone[name] for name in reversed(around) if name in lone), pair)

@@ -97,6 +97,30 @@ def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = ""
     return f"only the {side} calls {place.record}{detail}{place.line}"
 
 
+def lone_around(comparison: RankComparison, pair: OperationPair) -> OperationPair:
+    """Return the outermost module around a call of one side alone that this side alone calls.
+
+    Or the call itself.
+    """
+    side = comparison.side_of(pair)
+    around = {*side.around(pair.name)}
+    return next(
+        (
+            each
+            for each in reversed(comparison.pairs)
+            if not each.is_matched and each.name in around and comparison.side_of(each) is side
+        ),
+        pair,
+    )
+
+
+def is_alone(comparison: RankComparison, module: OperationPair) -> bool:
+    """Return whether no call within a module of one side alone has a partner on the other side."""
+    side, is_target = comparison.side_of(module), module.reference is None
+    names = (p.target if is_target else p.reference for p in comparison.pairs if p.is_matched)
+    return not any(name and module.name in side.around(name) for name in names)
+
+
 def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[VerdictClass, str] | None:
     """Return that both sides make a call, but before another one and after it, as a cause.
 
