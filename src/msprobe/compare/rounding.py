@@ -37,6 +37,9 @@ IN_OTHER_CALLS: Final = 64.0
 LARGEST: Final = 0.5
 """Relative to the norm: an error that is half of the value is no rounding that grew."""
 _GROWN: Final = 1e5  # Errors that grew so far from call to call are no rounding any more.
+# So far apart are gradients that are given otherwise; those of a coarse type get further.
+_OTHER_GRADIENT: Final = 0.05
+_GROWN_IN_STEP: Final = 64.0
 # Rounding to the nearest moves an element by 0.21 units in the root mean square (the spacing of a
 # type is 0.5 to 1 unit, evenly in the logarithm, and errors are even within it), two sides by 0.3.
 # Norms and means weigh elements by their sizes, of which some are several times the common one:
@@ -84,6 +87,11 @@ def in_other_module(error: float, resolution: float) -> float:
 def is_far_apart(error: float | None, resolution: float) -> bool:
     """Return whether a relative error is more than rounding gets in a chain of calls."""
     return error is not None and error > min(_GROWN * resolution, LARGEST)
+
+
+def is_other_gradient(error: float | None, resolution: float) -> bool:
+    """Return whether a gradient that is no noise is further apart than rounding gets in a step."""
+    return error is not None and error > max(_OTHER_GRADIENT, _GROWN_IN_STEP * resolution)
 
 
 def after_calls(resolution: float) -> float:

@@ -92,6 +92,7 @@ class FactDifference:
         effect: whether it changes values that come after it.
         parameter: a parameter that shows it.
         gradients: the parameters whose gradients alone differ, by no factor.
+        is_far: these are further apart than rounding gets within a step.
         record: a record that shows it.
         modules: paths of the modules that it concerns; empty for all.
         setting: the optimizer's number and the name of its setting, where it is one.
@@ -101,6 +102,8 @@ class FactDifference:
         is_partial: of several batches of its step, others agree.
         is_unknown: the batches of a side are not those of the other in any order.
         is_drawn: the program draws random numbers in the step before it calls the model.
+        may_be_drawn: batches of the same sizes may be made of numbers that the program itself
+            draws: no call tells where they come from, but by another number that is computed.
         is_reordered: the batches hold the same values in another order.
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
@@ -124,6 +127,7 @@ class FactDifference:
     effect: Effect = Effect.CERTAIN
     parameter: str | None = None
     gradients: tuple[str, ...] = ()
+    is_far: bool = False
     record: str | None = None
     modules: tuple[str, ...] = ()
     setting: tuple[int, str] | None = None
@@ -132,6 +136,7 @@ class FactDifference:
     is_partial: bool = False
     is_unknown: bool = False
     is_drawn: bool = False
+    may_be_drawn: bool = False
     is_reordered: bool = False
     is_drawn_by_host: bool = False
     is_unread: bool = False

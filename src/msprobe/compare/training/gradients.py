@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from msprobe.compare.rounding import LARGEST_SHIFT
+from msprobe.compare.rounding import LARGEST_SHIFT, is_other_gradient
 from msprobe.compare.training.cleared import Accumulated, cleared_alone, cleared_late
 from msprobe.compare.training.differences import (
     Effect,
@@ -190,7 +190,8 @@ class GradientHistory:
             return
         if far:
             # What is nothing but rounding on the other side tells no distance.
-            told = [name for name in far if name in large] or far
+            known = [name for name in far if name in large]
+            told = known or far
             worst = max(told, key=lambda name: changes[name].relative)
             size = changes[worst].largest_of(len(far)).words
             when = "before clipping" if unclipped else _when(far)
@@ -202,7 +203,9 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
-            yield replace(fact, gradients=tuple(far))
+            change = changes[worst]
+            is_far = bool(known) and is_other_gradient(change.relative, change.epsilon)
+            yield replace(fact, gradients=tuple(far), is_far=is_far)
 
     def _lacking(
         self, pair: StepPair, both: tuple[Gradients, Gradients]

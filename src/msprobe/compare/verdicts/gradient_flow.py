@@ -110,13 +110,31 @@ class GradientFlow:
             if not share.pair.is_matched:
                 self._unmatched.blame_for(share)
 
-    def _blame_further(self, shares: Sequence[Row]) -> None:
+    def _blame_further(self, row: Row, shares: Sequence[Row]) -> None:
         """Blame calls that one side alone makes besides those of both, for the shares they add.
 
-        Sides that make a gradient by other calls have shares of their own each.
+        Sides that make a gradient by other calls have shares of their own each, and come to the
+        same but for what those calls round.
         """
-        if len({share.status for share in shares}) == 1:
+        if len({share.status for share in shares}) == 1 or self._is_beyond(row, shares):
             self._blame_lone(shares)
+
+    def _is_beyond(self, row: Row, shares: Sequence[Row]) -> bool:
+        """Return whether a gradient is further apart than the calls of its shares round."""
+        result = operand_of(row)
+        if result is None or row.status is not Status.DIFFERS or not result.error:
+            return False
+        calls, own = self._state.calls, 0.0
+        for backward in (calls.of(share) for share in shares):
+            forward = calls.forward_of(backward)
+            if backward.is_matched or forward is None:
+                return False
+            gradients, saved = (
+                [each for r in rows if (each := exact_operand(r.value)) is not None]
+                for rows in (backward.inputs, forward.rows)
+            )
+            own += backward_bound(backward.operator.family, gradients, saved, result).own
+        return result.error > IN_SUM * own
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
@@ -147,7 +165,7 @@ class GradientFlow:
         apart = [share for share in shares if share.status.is_difference]
         if apart:
             mark(row, Origin.INHERITED)
-            self._blame_further(apart)
+            self._blame_further(row, apart)
         elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif (

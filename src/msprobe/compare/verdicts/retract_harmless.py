@@ -15,7 +15,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.compare.rounding import IN_OTHER_CALLS, NEAR, resolution_of
+from msprobe.compare.rounding import IN_OTHER_CALLS, NEAR, is_other_gradient, resolution_of
 from msprobe.compare.verdicts.agreement import Agreements
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.consequences import (
@@ -63,6 +63,7 @@ def retract_inconsequential(
     consequences = Consequences(calls, flow, read)
     replaced: dict[str, str] = {}
     hidden: list[Row] = []
+    cleared: list[tuple[Row, Origin | None, Cause | None]] = []
     for call in calls:
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT and row.holds_tensor]
         found = _found(call)
@@ -71,6 +72,7 @@ def retract_inconsequential(
         begun = [row for row in (*taken_in, *found) if row.origin is not Origin.INHERITED]
         effect = Effect.SHOWN
         if _is_of_constants(call, calls, begun):
+            cleared += [(row, row.origin, row.cause) for row in call.rows if call.is_matched]
             effect = _retract_constants(call, begun, calls, consequences)
         if effect is Effect.NONE:
             continue
@@ -92,8 +94,34 @@ def retract_inconsequential(
             if any(map(_is_replaced, found)):
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
     _leave_to_others(hidden, calls.rows)
+    _restore(cleared, calls.rows)
     if not calls.has_backward:
         _clear_followers(calls.rows)
+
+
+def _restore(
+    cleared: Sequence[tuple[Row, Origin | None, Cause | None]], rows: Sequence[Row]
+) -> None:
+    """Blame constants again where gradients are far apart, and nothing left in the step says why.
+
+    Two calls of a model that are given each other's inputs come to the same loss, but each draws
+    what the other one draws.
+
+    Args:
+        cleared: the rows of calls of both sides that are given them, with origins and causes.
+        rows: those of the step.
+    """
+    if not cleared or any(row.origin not in (None, Origin.INHERITED) for row in rows):
+        return
+    if any(
+        row.value.role is Role.PARAMETER_GRAD
+        and row.origin is Origin.INHERITED
+        and row.status is Status.DIFFERS
+        and is_other_gradient(row.error, resolution_of(row.values))
+        for row in rows
+    ):
+        for row, origin, cause in cleared:
+            row.origin, row.cause = origin, cause
 
 
 def _gives_its_shape(module: Call, call: Call) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
-from msprobe.compare.training.differences import Moment, Phase
+from msprobe.compare.training.differences import FactDifference, Moment, Phase
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.verdicts.effective_facts import follows_results
 from msprobe.compare.verdicts.equal_results import equal_results
@@ -81,6 +81,17 @@ def without_cause(findings: Findings) -> Verdict:
     return fed or equal_results(findings, unmatched, inside)
 
 
+def _far_gradients(findings: Findings, first: StepObservations) -> FactDifference | None:
+    """Return that gradients are far apart in the first step that differs, in one precision.
+
+    There nothing has grown yet from step to step, and no rounding makes that of gradients that are
+    no noise.
+    """
+    if precisions_in(findings) or casts_in(findings) or lone_cast(findings):
+        return None
+    return next((each for each in findings.facts if each.is_far and each.step == first.step), None)
+
+
 def _has_same_data(findings: Findings) -> bool:
     """Return whether no batch differs but those that calls may have made."""
     data = [each for each in findings.facts if each.moment is Moment.DATA]
@@ -114,7 +125,8 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
             next_steps=["divide the batches alike, or draw nothing: dropout 0 in both runs"],
         )
     if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        return None
+        far = _far_gradients(findings, first)
+        return None if far is None else _unexplained(findings, far)
     precisions = precisions_in(findings)
     if not (precisions and _are_outgrown(findings, first.step)):
         return _unexplained(findings)
@@ -285,7 +297,13 @@ def _within_noise(findings: Findings) -> Verdict:
     )
 
 
-def _unexplained(findings: Findings) -> Verdict:
+def _unexplained(findings: Findings, far: FactDifference | None = None) -> Verdict:
+    """Return that nothing explains a difference, and where it is largest.
+
+    Args:
+        findings: all that is known.
+        far: gradients that are far apart, where the values of calls are not.
+    """
     first = next(iter(_differing(findings)), None)
     unrecorded = None if first is None else first.ahead or _other_behind(first)
     if first is not None and unrecorded is not None:
@@ -297,8 +315,8 @@ def _unexplained(findings: Findings) -> Verdict:
     ]
     settings = findings.numeric_settings()
     more = [] if settings is None else list(settings.next)
-    words = "values differ more than what comes before them explains"
-    where = None
+    words = far.words if far else "values differ more than what comes before them explains"
+    where = Where(step=far.step, rank=far.rank, parameter=far.parameter) if far else None
     if jumps:
         # Later steps inherit from the first one that jumps.
         observed, jump = min(jumps, key=lambda pair: pair[0].step)
