@@ -30,7 +30,6 @@ from msprobe.compare.training.outlines import (
     difference_before,
     difference_behind,
     difference_by_factor,
-    difference_of_casts,
     difference_of_labels,
     gives_other_numbers,
 )
@@ -65,7 +64,7 @@ from msprobe.compare.verdicts.precision_policy import autocast_alone
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
 from msprobe.compare.verdicts.turns import Turns, turns_of
-from msprobe.compare.verdicts.unnoticed import unnoticed_call
+from msprobe.compare.verdicts.unnoticed import other_cast, unnoticed_call
 from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -160,7 +159,7 @@ class StepObservations:
             the model is given differs first.
         behind: the call after those of the models that differs, where calls have no records and
             gradients alone differ.
-        cast: the cast to another floating type that differs, where calls have no records.
+        cast: the cast by which one side alone rounds numbers, in words; see `other_cast`.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         written: a call of one side alone that writes a parameter after its update; or one that
             reads it before that on one side, and after it on the other.
@@ -217,7 +216,7 @@ class StepObservations:
     evened: Clue | None = None
     ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
-    cast: OutlineDifference | None = None
+    cast: str = ""
     has_other_numbers: bool = False
     unused: Clue | None = None
     written: Clue | None = None
@@ -329,7 +328,7 @@ def observe(
         evened=evened(comparison, inexact),
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=behind,
-        cast=difference_of_casts(*comparison.facts) if comparison.has_modules_only else None,
+        cast=other_cast(comparison),
         has_other_numbers=comparison.has_modules_only
         and autocast_alone(comparison) > 0
         and gives_other_numbers(*comparison.facts),

@@ -23,14 +23,14 @@ def precisions_in(findings: Findings) -> str:
 
 
 def casts_in(findings: Findings) -> str:
-    """Return the first cast without a record that differs, in words; empty if none does.
+    """Return the first cast of one side alone that rounds, in words; empty without one.
 
     Behind a model no value shows in which type a loss is computed. More micro batches make more
     casts.
     """
     if findings.is_divided:
         return ""
-    return next((each.cast.words for each in findings.steps if each.cast), "")
+    return next((each.cast for each in findings.steps if each.cast), "")
 
 
 def precisions_of_agreeing(findings: Findings, close: int, inside: int) -> str:

@@ -10,13 +10,14 @@ from typing import Final
 
 from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.outlines import difference_of_casts
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.wiring import is_other_order
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 
 # Values no further apart than that may stand for each other without much effect.
@@ -43,8 +44,9 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
         if row.value.role is Role.OUTPUT:
             is_coarse = epsilon_of(row.value.dtype) > coarsest
             if not pair.is_matched and is_coarse and rounds(comparison, row):
-                words = f"{lone_words(comparison, pair)}, a cast to {row.value.dtype}"
-                return Clue(words, Place.of(comparison, pair), VerdictClass.PRECISION)
+                return Clue(
+                    _lone_cast(comparison, row), Place.of(comparison, pair), VerdictClass.PRECISION
+                )
             if row.status.is_difference:
                 apart.add(pair.position)
             for own, value in zip(makers, (row.target, row.reference), strict=True):
@@ -66,6 +68,54 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
     return None
 
 
+def other_cast(comparison: RankComparison) -> str:
+    """Return the first cast by which one side alone rounds numbers, in words; empty without one.
+
+    Where calls have no records, their outlines tell. Also to a type in which both sides compute: it
+    is a precision of its own where nothing else explains that results are as far apart as its
+    rounding. Casts of both sides to one type may be the same ones at other places, and what one
+    side alone computes in a finer type is cast back.
+    """
+    if comparison.has_modules_only:
+        found = difference_of_casts(*comparison.facts)
+        return "" if found is None else found.words
+    shared = {
+        row.value.dtype
+        for row in comparison.rows
+        if isinstance(row, Matched) and row.value.role is Role.OUTPUT and not row.precisions
+    }
+    lone = [
+        row
+        for row in comparison.rows
+        if not row.pair.is_matched
+        and row.value.role is Role.OUTPUT
+        and comparison.parsed(row.pair).kind is RecordKind.FORWARD
+        and rounds(comparison, row)
+        and _given(comparison, row).dtype in shared
+        and _changes(comparison, row)
+    ]
+    sides = [{r.value.dtype for r in lone if (r.pair.target is None) is side} for side in (0, 1)]
+    moved = sides[0] & sides[1]
+    first = next((row for row in lone if row.value.dtype not in moved), None)
+    return "" if first is None else _lone_cast(comparison, first)
+
+
+def _lone_cast(comparison: RankComparison, row: Row) -> str:
+    return f"{lone_words(comparison, row.pair)}, a cast to {row.value.dtype}"
+
+
+def _given(comparison: RankComparison, row: Row) -> Value:
+    """Return the tensor that a cast is given."""
+    pair = row.pair
+    return next(v for v in comparison.side_of(pair).values(pair.name) if v.is_tensor)
+
+
+def _changes(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a cast changes a number, as far as statistics tell."""
+    given, made = _given(comparison, row), row.value
+    return (given.max, given.min, given.norm) != (made.max, made.min, made.norm)
+
+
 def _class_of(comparison: RankComparison, row: Row) -> VerdictClass:
     """Return the class of the cause that a call is given another call's result."""
     flow = DataFlow(comparison.rows, comparison.reference.names)
@@ -85,8 +135,6 @@ def _coarsest(comparison: RankComparison) -> float:
 
 def rounds(comparison: RankComparison, row: Row) -> bool:
     """Return whether a row is what a cast makes of numbers in a finer type."""
-    pair = row.pair
-    if not is_cast(comparison.parsed(pair)):
+    if not is_cast(comparison.parsed(row.pair)):
         return False
-    given = [each.dtype for each in comparison.side_of(pair).values(pair.name) if each.is_tensor]
-    return 0 < epsilon_of(given[0]) < epsilon_of(row.value.dtype)
+    return 0 < epsilon_of(_given(comparison, row).dtype) < epsilon_of(row.value.dtype)
