@@ -30,7 +30,7 @@ from msprobe.compare.training.differences import (
     of_sides,
     steps_ahead,
 )
-from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair, same
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.loaders import LoaderChange, loader_change
@@ -38,7 +38,8 @@ from msprobe.compare.training.micro_batches import SAME_BATCHES, is_split, other
 from msprobe.compare.training.modes import lone_autocast_epsilon
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import difference_ahead
-from msprobe.compare.training.random_calls import draw_ahead
+from msprobe.compare.training.random_calls import DrawAhead, draw_ahead
+from msprobe.compare.training.same_training import total_loss
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -104,9 +105,12 @@ class DataHistory:
         self._forgotten: FactDifference | None = None  # a result of the step before
         self._exchanged: FactDifference | None = None  # inputs of one call
         self._other_order: dict[int, str] = {}
+        self._turned: FactDifference | None = None  # calls of one model
+        self._may_be_turned = True
+        self._alike = set[int]()  # steps that come to the same losses and gradients
         self._ahead: dict[int, OutlineDifference | None] = {}
-        self._draws: dict[int, str] = {}
-        self._moved = set[int]()  # steps that other states of generators begin
+        self._draws: dict[int, DrawAhead | None] = {}
+        self._moved: dict[int, bool] = {}  # steps that other states of generators begin
         self._loaders = LoaderChange()
         self.split: str | None = None
         self._is_recorded = True
@@ -123,6 +127,7 @@ class DataHistory:
             made_inside: the inputs that calls of the step made; None where they are not known.
         """
         sides = [by_micro(facts.data) for facts in pair.sides]
+        self._moved[pair.step] = bool(differing_generators(pair.target, pair.reference))
         self._has_passes |= any(pair.passes)
         self._has_several |= max(map(len, sides)) > max(pair.passes) > 0
         self._has_models |= any(len({*models_called(facts)}) > 1 for facts in pair.sides)
@@ -148,6 +153,7 @@ class DataHistory:
             for own, other in paired(*sides)
             for micro in (own[0].micro,)
         ]
+        self._note_turned(pair, batches)
         exchanged = [_exchanged(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
         self._exchanged = self._exchanged or next(found, None)
@@ -182,6 +188,37 @@ class DataHistory:
         known = [each for each in given if each.target or each.reference]
         self._leaves_out |= len(known) < len(batches)
         self._batches += known
+
+    def note_training(self, step: int, *, is_alike: bool) -> None:
+        """Take in whether a step comes to the same losses and gradients on both sides."""
+        if is_alike:
+            self._alike.add(step)
+
+    def _note_turned(self, pair: FactsPair, batches: Sequence[_Batch]) -> None:
+        """Note whether calls of a model get the same inputs in another order, to the same loss.
+
+        Where a backward pass follows from several of them, whoever made the inputs: then what is
+        made of their results comes in another order, too. With another loss they are other data.
+        """
+        target, reference = zip(*(batch.keys for batch in batches), strict=True)
+        if target == reference:
+            return
+        has_several = len(batches) > max(pair.passes) > 0 and not pair.has_closure
+        is_turned = has_several and Counter(target) == Counter(reference)
+        self._may_be_turned = self._may_be_turned and is_turned
+        if self._turned is None and is_turned and same(*map(total_loss, pair.sides)):
+            first = next(each for each in batches if each.keys[0] != each.keys[1])
+            record = first.target[0].record
+            self._turned = self._difference(
+                pair.step,
+                f"{record or 'the model'} and its later calls get the same inputs in another order "
+                f"(step {pair.step})",
+                Effect.POSSIBLE,
+                verdict=VerdictClass.ORDER,
+                next=("look at the calls of the model",),
+                record=record,
+                micro=first.target[0].micro,
+            )
 
     def _is_of_loader(self, batch: _Batch) -> bool:
         """Return whether the sizes of a batch are those that the loaders are set to."""
@@ -225,6 +262,10 @@ class DataHistory:
             may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
             yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
         yield from filter(None, (self._forgotten, self._exchanged))
+        if self._turned is not None and self._may_be_turned:
+            is_idle = self._turned.step in self._alike
+            yield replace(self._turned, effect=Effect.NONE) if is_idle else self._turned
+            return
         differing = self._differing
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
@@ -259,16 +300,16 @@ class DataHistory:
         ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
         if ahead is not None and ahead.source is None and ahead.verdict is VerdictClass.CALL:
             ahead = None  # of the framework: it loads data
-        draw = self._draws.get(first.step, "")
+        draw = self._draw(first.step)
         if ahead is not None and ahead.verdict is VerdictClass.ARGUMENT:
             # A loader acts before all calls, and a number may be drawn.
-            is_drawn = bool(draw) and ahead.is_computed and first.step in self._moved
+            is_drawn = draw is not None and ahead.is_computed and self._moved.get(first.step, False)
             ahead = None if self._loaders.words or is_drawn else ahead
         more = ahead.words if ahead else self._loaders.words
         # Numbers do not change sizes.
         has_sizes = all(own.shape == other.shape for both in changed for own, other in both)
-        if draw and is_unknown and has_sizes and not more:
-            more = f"before it calls the model, the program draws random numbers by {draw}"
+        if draw is not None and is_unknown and has_sizes and not more:
+            more = draw.words
         yield self._difference(
             first.step,
             order
@@ -287,7 +328,8 @@ class DataHistory:
             is_partial=agree,
             is_reordered=is_permuted,
             is_unknown=is_unknown and ahead is None,
-            is_drawn=bool(draw),
+            is_drawn=draw is not None,
+            may_be_drawn=has_sizes and (is_unknown if ahead is None else ahead.is_computed),
             micro=tensor.micro,
         )
 
@@ -304,8 +346,12 @@ class DataHistory:
             has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
         )
         self._draws[pair.step] = draw_ahead(pair.sides, names)
-        if differing_generators(pair.target, pair.reference):
-            self._moved.add(pair.step)
+
+    def _draw(self, step: int) -> DrawAhead | None:
+        """Return how a step draws numbers before its model is called, unless they are the same."""
+        draw = self._draws.get(step)
+        states = [self._moved.get(each) for each in (step, step + 1)]
+        return None if draw is not None and draw.is_same and states == [False, False] else draw
 
     def _of_forgotten(
         self, step: int, both: tuple[Data, Data], carried: tuple[bool, bool]

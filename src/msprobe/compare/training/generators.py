@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -81,6 +81,29 @@ class RandomHistory:
             words=_generator_words(fact.step, drawn),
             is_drawn_by_host=not _OF_HOST.isdisjoint(drawn),
         )
+
+
+def drawn_within(
+    facts: Iterable[FactDifference], step: int, rank: int | str
+) -> FactDifference | None:
+    """Return that Python's or NumPy's generator is drawn from otherwise within a step.
+
+    Its state is the same when the step starts, and another one when the next one does.
+
+    Args:
+        facts: all differences.
+        step: the step.
+        rank: its rank.
+    """
+    found = [
+        each
+        for each in facts
+        if each.moment is Moment.RANDOM and each.rank == rank and each.effect is not Effect.NONE
+    ]
+    first = min(found, key=lambda each: each.step, default=None)
+    if first is None or first.step != step + 1 or not first.is_drawn_by_host:
+        return None
+    return replace(first, words=f"{first.words}, though not when step {step} does")
 
 
 def _generator_words(step: int, names: list[str]) -> str:

@@ -22,7 +22,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.endings import ended_differences, first_to_end
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint
-from msprobe.compare.training.generators import RandomHistory
+from msprobe.compare.training.generators import RandomHistory, drawn_within
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
@@ -388,6 +388,7 @@ class TrainingHistory:
         yield from settings_differences(pair)
         trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
         history.alike_since = min(history.alike_since, pair.step) if trains_alike else math.inf
+        history.data.note_training(pair.step, is_alike=trains_alike)
         unchanged = _unchanged(pair, history)
         # Of gradients in a coarse type one that is held as several is rounded otherwise.
         is_same = trains_alike or (
@@ -505,11 +506,17 @@ def _shown_by_state(found: Sequence[FactDifference]) -> Iterator[FactDifference]
 
 def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:
     """Return a difference of the data with the generators that they may be drawn from."""
+    own = drawn_within(others, fact.step, fact.rank) if fact.may_be_drawn else None
+    if own is not None:
+        words = f"{fact.words}; {own.words}"
+        return replace(fact, verdict=VerdictClass.RANDOM, words=words, next=own.next)
     for each in others:
         may_draw = each.moment is Moment.RANDOM and each.effect is not Effect.NONE
         is_before = each.rank == fact.rank and each.step <= fact.step
         # A program that draws by its host's generator may make other calls before the model.
-        is_branch = fact.verdict is VerdictClass.CALL and each.is_drawn_by_host
+        is_branch = each.is_drawn_by_host and (
+            fact.verdict is VerdictClass.CALL or fact.may_be_drawn
+        )
         is_needed = (
             fact.is_partial
             or is_branch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from msprobe.compare.matching.signatures import signature_of
@@ -40,17 +40,34 @@ _GENERATOR: Final = "generator"
 _NONE: Final = (None, "None")
 
 
-def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> str:
-    """Return the first call by which both sides draw random numbers before they call a model.
+@dataclass(frozen=True, slots=True)
+class DrawAhead:
+    """Calls by which both sides draw random numbers before they call a model.
+
+    Attributes:
+        words: the first of them, or how often it is made where that differs.
+        is_same: both sides make the same calls, none of them with a generator of the program's own:
+            from the same state they draw the same numbers.
+    """
+
+    words: str
+    is_same: bool
+
+
+def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> DrawAhead | None:
+    """Return how both sides draw random numbers before they call a model; None if one does not.
 
     Args:
         facts: of the target and the reference.
         names: the forward records of the model.
-
-    Returns: in words; empty without such calls.
     """
     target, reference = _draws(made_calls(facts, *map(is_ahead_of, names)))
-    return shown(target[0]) if target and reference else ""
+    if not (target and reference):
+        return None
+    words = f"before it calls the model, the program draws random numbers by {shown(target[0])}"
+    is_given = any(each.named.get(_GENERATOR) not in _NONE for each in (*target, *reference))
+    is_same = [*map(content_of, target)] == [*map(content_of, reference)]
+    return DrawAhead(_often_words(target, reference) or words, is_same and not is_given)
 
 
 def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:

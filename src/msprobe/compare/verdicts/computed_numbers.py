@@ -16,6 +16,7 @@ from typing import Any
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.outlined_calls import is_computed
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -55,6 +56,15 @@ def _given_at(culprit: Culprit) -> Iterator[Any]:
     for name in side.names:
         if side.parsed(name).base == base and side.source_line(name) == line:
             yield from (v.value for v in side.values(name) if v.slot == slot)
+
+
+def gives_computed(culprit: Culprit) -> bool:
+    """Return whether both sides give a call real numbers with the digits of results."""
+    row = culprit.row
+    values = [value.value for value in row.values]
+    return row.cause is Cause.ARGUMENT and all(
+        isinstance(value, float) and is_computed(repr(value)) for value in values
+    )
 
 
 def computes_alone(culprit: Culprit) -> bool:

@@ -19,6 +19,7 @@ from msprobe.compare.training.differences import (
     are,
     shown_names,
 )
+from msprobe.compare.training.generators import drawn_within
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.random_calls import same_draw
@@ -30,6 +31,7 @@ from msprobe.compare.verdicts.communication import (
     on_ranks,
     ranks_words,
 )
+from msprobe.compare.verdicts.computed_numbers import gives_computed
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
@@ -453,12 +455,15 @@ class Conclusions:
         return OutlineDifference(draw.verdict, words, draw.place.source, takes_tensor=False)
 
     def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
-        """Return which call of a module draws other numbers; None if none is known to.
+        """Return which call of a module draws other numbers, or that the program itself does.
 
         Both sides draw alike from the same state, and from another one in the next step: one of
-        them seeds its generator in between.
+        them seeds its generator in between. None if no call is known to.
         """
         comparison, pair = culprit.comparison, culprit.row.pair
+        own = drawn_within(self._findings.facts, comparison.step, comparison.rank)
+        if own is not None and gives_computed(culprit):
+            return OutlineDifference(VerdictClass.RANDOM, own.words, None, takes_tensor=False)
         call = same_draw(comparison.sides, (pair.target, pair.reference))
         later = next(
             (

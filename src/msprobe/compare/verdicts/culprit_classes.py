@@ -30,10 +30,15 @@ from msprobe.compare.training.outlines import (
     difference_of_cuts,
     difference_of_gradients,
     difference_of_labels,
+    difference_of_module,
 )
 from msprobe.compare.verdicts.carried import LOADER_FILE
 from msprobe.compare.verdicts.communication import is_of_group, lone_communication
-from msprobe.compare.verdicts.computed_numbers import call_behind_number, computes_alone
+from msprobe.compare.verdicts.computed_numbers import (
+    call_behind_number,
+    computes_alone,
+    gives_computed,
+)
 from msprobe.compare.verdicts.culprit_words import (
     culprit_place,
     culprit_words,
@@ -299,9 +304,11 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
 def _call_around(culprit: Culprit) -> OutlineDifference | None:
     """Return the call without a record by which a module around gives another gradient back.
 
-    Asked where nothing recorded says why the gradient that comes in differs.
+    Asked where nothing recorded says why the gradient that comes in, or a parameter's, differs.
     """
     comparison, pair = culprit.comparison, culprit.row.pair
+    if culprit.kind == "parameter_grad":  # the module's own code makes something of it
+        return difference_of_module(*comparison.facts, culprit.module)
     if culprit.row.cause is not Cause.UNEXPLAINED_GRADIENT or culprit.kind != "backward":
         return None
     names = (pair.target, pair.reference)
@@ -423,11 +430,11 @@ def _feeds_back(target: Facts | None, reference: Facts | None) -> bool:
 def may_follow_host(culprit: Culprit) -> bool:
     """Return whether numbers that the program draws by itself explain a culprit.
 
-    Which calls are made may hang on them, what a call makes a tensor of (`torch.tensor`), and where
-    it takes or puts elements: a crop, a mask.
+    Which calls are made may hang on them, what a call makes a tensor of (`torch.tensor`), a number
+    that no person writes, and where it takes or puts elements: a crop, a mask.
     """
     row = culprit.row
-    if not row.pair.is_matched or row.cause is Cause.UNPROVED_INPUT:
+    if not row.pair.is_matched or row.cause is Cause.UNPROVED_INPUT or gives_computed(culprit):
         return True
     operator = culprit.comparison.side_of(row.pair).operator(row.pair.name)
     is_place = row.cause is Cause.ARGUMENT and operator.family is Family.MOVING
