@@ -197,7 +197,8 @@ def lone_users(comparison: RankComparison) -> dict[str, Clue]:
 def lone_readers(comparison: RankComparison) -> dict[str, Clue]:
     """Return parameter → the call of one side alone that is given it and hands a gradient back.
 
-    Those whose numbers tell them apart from all others.
+    Those whose numbers tell them apart from all others, or where such calls are given each of those
+    that hold the same: ones, say.
     """
     lone = [
         row
@@ -205,10 +206,13 @@ def lone_readers(comparison: RankComparison) -> dict[str, Clue]:
         if not row.pair.is_matched and row.value.role is Role.INPUT and row.value.requires_grad
     ]
     names = _names_by_size(comparison) if lone else {}
+    counts = Counter((r.pair.target is None, r.value.shape, r.value.norm) for r in lone)
     readers: dict[str, Clue] = {}
     for row in lone:
-        held = names.get((row.value.shape, row.value.norm), set())
-        if len(held) == 1 and not held & readers.keys():
+        numbers = row.value.shape, row.value.norm
+        held = names.get(numbers, set())
+        is_told = len(held) <= counts[row.pair.target is None, *numbers]
+        if held and is_told and not held & readers.keys():
             side, backward = (
                 comparison.side_of(row.pair),
                 backward_name(comparison.parsed(row.pair)),
