@@ -153,6 +153,68 @@ def test_the_same_draws_are_no_evidence(tmp_path: Path, level: str) -> None:
     assert "random" not in verdict["sentence"]
 
 
+def noisy(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Collate a batch of as many calls as its samples are long; add noise from an own generator."""
+    own = torch.Generator().manual_seed(5)
+    samples = [torch.randn(1 + (3 * i) % 5, 6) for i in range(24)]
+    random.seed(7)
+
+    class Fed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + (x if random.random() < 0.5 else x.tanh())
+
+    fed = Fed()
+
+    def loss(number: int) -> Tensor:
+        if change == "one more from its own" and number == 1:
+            torch.randn(2, generator=own)
+        few = samples[8 * number : 8 * number + 8]
+        rows = [torch.stack([row * 0.5 for row in each]).sum(0) for each in few]
+        x = torch.stack(rows)
+        keep = (x.abs() < 2.0).float()
+        noise = 0.1 * torch.randn(8, 6, generator=own)
+        if change == "noise behind its mask":
+            x = x * keep
+            x = x + noise
+        else:
+            x = x + noise
+            x = x * keep
+        shares = fed(x).softmax(-1)
+        if change == "one more behind" and number == 0:
+            torch.randn(2, generator=own)
+        if change == "one more from python's" and number == 0:
+            random.random()
+        if change != "no mask":
+            shares = shares.masked_fill(~keep.bool(), 0.0)
+        return shares.square().mean()
+
+    fit(debugger, fed, torch.optim.SGD(fed.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "level", "words"),
+    [
+        ("noise behind its mask", "order", "L0", "is called where the reference calls"),
+        ("one more behind", "random", "L0", "from a generator of its own"),
+        ("one more from its own", "random", "L0", "only the target calls Torch.randn"),
+        ("one more from its own", "random", "mix", "Torch.randn"),
+        ("one more from python's", "random", "L0", "the generator python differs when step 1"),
+        ("no mask", "call", "L0", "only the reference calls Tensor.masked_fill"),
+        ("no mask", "call", "mix", "only the reference calls Tensor.masked_fill"),
+    ],
+)
+def test_what_comes_before_and_behind_a_model_is_named(
+    tmp_path: Path, change: str, expected: str, level: str, words: str
+) -> None:
+    verdict = verdict_on(tmp_path, noisy, change, level=level)
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]
+
+
 def two_calls(debugger: PrecisionDebugger, option: tuple[bool, float]) -> None:
     """A model draws in two calls; adapters that begin with zeros hide it from the first loss."""
     is_turned, chance = option

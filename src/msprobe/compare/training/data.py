@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from msprobe.compare.training.calls_ahead import CallsAhead
 from msprobe.compare.training.data_pairing import (
     by_micro,
     called_alike,
@@ -109,6 +110,7 @@ class DataHistory:
         self._may_be_turned = True
         self._alike = set[int]()  # steps that come to the same losses and gradients
         self._ahead: dict[int, OutlineDifference | None] = {}
+        self._steady = CallsAhead()
         self._draws: dict[int, DrawAhead | None] = {}
         self._moved: dict[int, bool] = {}  # steps that other states of generators begin
         self._loaders = LoaderChange()
@@ -154,6 +156,7 @@ class DataHistory:
             for micro in (own[0].micro,)
         ]
         self._note_turned(pair, batches)
+        self._steady.add(pair, _records_of(batches[0]))
         exchanged = [_exchanged(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
         self._exchanged = self._exchanged or next(found, None)
@@ -305,23 +308,34 @@ class DataHistory:
             # A loader acts before all calls, and a number may be drawn.
             is_drawn = draw is not None and ahead.is_computed and self._moved.get(first.step, False)
             ahead = None if self._loaders.words or is_drawn else ahead
-        more = ahead.words if ahead else self._loaders.words
         # Numbers do not change sizes.
         has_sizes = all(own.shape == other.shape for both in changed for own, other in both)
+        if ahead is None and is_unknown and has_sizes and not self._loaders.words:
+            ahead = self._steady.difference
+        more = ahead.words if ahead else self._loaders.words
+        is_noise = False
         if draw is not None and is_unknown and has_sizes and not more:
-            more = draw.words
+            is_own = draw.is_given and self._stays_apart(apart)
+            is_noise = is_own or draw.is_other
+            more = draw.words + ", from a generator of its own" * is_own
         yield self._difference(
             first.step,
             order
             or models
             or self._batch_words(apart, is_made=ahead is not None) + (f"; {more}" if more else ""),
-            Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
+            Effect.NONE
+            if is_padded
+            else Effect.CERTAIN
+            if is_certain and not is_noise
+            else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
             else VerdictClass.ARGUMENT
             if is_given
             else ahead.verdict
             if ahead
+            else VerdictClass.RANDOM
+            if is_noise
             else VerdictClass.DATA,
             next=(ahead and ahead.next) or SAME_BATCHES,
             record=tensor.record,
@@ -337,9 +351,7 @@ class DataHistory:
         """Note what comes before the model is given another batch."""
         if not self._loaders.words:
             self._loaders = loader_change(pair)
-        names = [
-            next((one.record for one in side), None) for side in (other.target, other.reference)
-        ]
+        names = _records_of(other)
         self._ahead[pair.step] = difference_ahead(
             pair.sides,
             names,
@@ -352,6 +364,20 @@ class DataHistory:
         draw = self._draws.get(step)
         states = [self._moved.get(each) for each in (step, step + 1)]
         return None if draw is not None and draw.is_same and states == [False, False] else draw
+
+    def _stays_apart(self, apart: Sequence[_Batch]) -> bool:
+        """Return whether batches agree until a step, and differ in real numbers alone ever after.
+
+        So does noise, from a draw of one side alone on.
+        """
+        first = apart[0].step
+        later = [batch for batch in self._batches if batch.step >= first]
+        kinds = {_kind(each) for batch in apart for both in _changed(batch) for each in both}
+        is_first = all(batch.step == first for batch in self._batches if batch.step <= first)
+        steps = {batch.step for batch in later}
+        return (
+            len(later) == len(apart) and len(steps) > 1 and not is_first and kinds == {Kind.FLOAT}
+        )
 
     def _of_forgotten(
         self, step: int, both: tuple[Data, Data], carried: tuple[bool, bool]
@@ -463,6 +489,11 @@ class DataHistory:
         if not changed:
             return f"{place} holds other tensors{share}"
         return f"{place} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _records_of(batch: _Batch) -> list[str | None]:
+    """Return the records of the model that is given a batch, on both sides."""
+    return [next((one.record for one in side), None) for side in (batch.target, batch.reference)]
 
 
 def _exchanged(batch: _Batch, made_inside: Made | None) -> Sequence[Data]:

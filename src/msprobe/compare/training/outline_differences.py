@@ -48,6 +48,9 @@ _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm")
 _PLACES: Final = frozenset(("diagonal", "shifts"))
 # And those that follow from how many sizes there are alone.
 _AXES: Final = frozenset(("axis", "dim", "dim0", "dim1", "dims"))
+_MASKS: Final = frozenset(
+    ("bitwise_not", "bool", "eq", "ge", "gt", "invert", "le", "logical_not", "lt", "ne")
+)
 _SILENT: Final = CUTS | COPIES
 UNSEEN: Final = _SILENT | RESHAPES | CASTS  # a cause only where nothing else differs
 _LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
@@ -71,6 +74,7 @@ class OutlineDifference:
         is_of_axis: whether the call works along another axis.
         is_of_flow: whether both sides make the same calls, in another order or of other tensors.
         is_draw: whether one side alone makes the call, which draws random numbers.
+        is_of_mask: whether the call compares or inverts: what is masked by it tells more.
     """
 
     verdict: VerdictClass
@@ -85,6 +89,7 @@ class OutlineDifference:
     is_of_axis: bool = False
     is_of_flow: bool = False
     is_draw: bool = False
+    is_of_mask: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -152,7 +157,8 @@ def has_same_calls(target: Sequence[OutlinedCall], reference: Sequence[OutlinedC
 
 def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
     # What a call makes of nothing but numbers is used by a later one, which tells more.
-    first = next((each for each in found if each.takes_tensor or each.is_draw), found[0])
+    telling = [each for each in found if each.takes_tensor or each.is_draw]
+    first = next((each for each in telling if not each.is_of_mask), (telling or found)[0])
     # How many there are depends on which of them change no value.
     is_alone = len(found) == 1
     more = "" if is_alone else "; more calls differ"
@@ -239,6 +245,7 @@ def other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> O
         None if ratio == 1 else ratio,
         is_division,
         is_draw=is_draw,
+        is_of_mask=all(operator_name(each) in _MASKS for each in both),
     )
 
 

@@ -48,10 +48,14 @@ class DrawAhead:
         words: the first of them, or how often it is made where that differs.
         is_same: both sides make the same calls, none of them with a generator of the program's own:
             from the same state they draw the same numbers.
+        is_given: both sides make the same calls, the first of them with such a generator.
+        is_other: one side alone makes some of them, and nothing else before the model differs.
     """
 
     words: str
     is_same: bool
+    is_given: bool
+    is_other: bool
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> DrawAhead | None:
@@ -61,13 +65,21 @@ def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> Dr
         facts: of the target and the reference.
         names: the forward records of the model.
     """
-    target, reference = _draws(made_calls(facts, *map(is_ahead_of, names)))
+    made = made_calls(facts, *map(is_ahead_of, names))
+    target, reference = _draws(made)
     if not (target and reference):
         return None
     words = f"before it calls the model, the program draws random numbers by {shown(target[0])}"
-    is_given = any(each.named.get(_GENERATOR) not in _NONE for each in (*target, *reference))
     is_same = [*map(content_of, target)] == [*map(content_of, reference)]
-    return DrawAhead(_often_words(target, reference) or words, is_same and not is_given)
+    given = [each.named.get(_GENERATOR) not in _NONE for each in (*target, *reference)]
+    others = ([each for each in calls if not operator_in(each).draws_random] for calls in made)
+    lone = (each.words for each in differences(target, reference) if each.is_draw)
+    return DrawAhead(
+        _often_words(target, reference) or next(lone, words),
+        is_same=is_same and not any(given),
+        is_given=is_same and given[0],
+        is_other=len(target) != len(reference) and has_same_calls(*others),
+    )
 
 
 def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:

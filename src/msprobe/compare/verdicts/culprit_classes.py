@@ -103,6 +103,7 @@ _BY_CAUSE: Final = {
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ARGUMENT)
+_BETWEEN_PARTS: Final = (Cause.CHANGED_BETWEEN, Cause.SURROUNDING_CODE, Cause.OWN_CODE)
 _OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 
 
@@ -431,9 +432,12 @@ def may_follow_host(culprit: Culprit) -> bool:
     """Return whether numbers that the program draws by itself explain a culprit.
 
     Which calls are made may hang on them, what a call makes a tensor of (`torch.tensor`), a number
-    that no person writes, and where it takes or puts elements: a crop, a mask.
+    that no person writes, and where it takes or puts elements: a crop, a mask. Where calls have no
+    records, what a module does between its parts.
     """
     row = culprit.row
+    if row.cause in _BETWEEN_PARTS and culprit.comparison.has_modules_only:
+        return True
     if not row.pair.is_matched or row.cause is Cause.UNPROVED_INPUT or gives_computed(culprit):
         return True
     operator = culprit.comparison.side_of(row.pair).operator(row.pair.name)

@@ -53,7 +53,7 @@ class _Chain:
 
     Attributes:
         telling: first rows of the calls with which it begins.
-        moving: the same among calls that only move numbers, where there is no other.
+        moving: the same among calls that only move numbers or make a mask, where there is no other.
         is_fed_with_difference: whether something that differs came in.
     """
 
@@ -423,7 +423,7 @@ class UnmatchedCalls:
         is_constant = not any(row.value.is_tensor for row in call.inputs) or _changes_nothing(call)
         is_exchanged = call.operator.draws_random and self._draw_on_both_sides
         if not telling and (not is_constant or is_exchanged):
-            if not self._only_moves(call):
+            if not (self._only_moves(call) or _makes_mask(call)):
                 telling[call.start] = None
             elif not moving:
                 moving[call.start] = None
@@ -459,6 +459,12 @@ def _changes_nothing(call: Call) -> bool:
     coming = {fingerprint(row.value) for row in call.inputs} - {None}
     made = [fingerprint(row.value) for row in call.outputs if row.value.is_tensor]
     return bool(made) and coming.issuperset(made)
+
+
+def _makes_mask(call: Call) -> bool:
+    """Return whether all that a call made are truth values: what is masked by them tells more."""
+    made = [row.value.dtype for row in call.outputs if row.value.is_tensor]
+    return bool(made) and all(dtype == "bool" for dtype in made)
 
 
 def _keeps_order(call: Call) -> bool:
