@@ -136,6 +136,36 @@ def test_the_line_is_named(
     assert words in verdict["sentence"]
 
 
+def test_a_result_that_is_returned_too_early_is_named(tmp_path: Path) -> None:
+    class Steps(nn.Module):
+        def __init__(self, is_early: bool) -> None:
+            super().__init__()
+            self.inner, self.is_early = nn.Linear(6, 6), is_early
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            found = []
+            for _ in range(2):
+                if self.is_early:
+                    found.append(x)
+                x = self.inner(x).tanh()
+                if not self.is_early:
+                    found.append(x)
+            return found
+
+    def run(debugger: PrecisionDebugger, is_early: bool) -> None:
+        model = Steps(is_early)
+        inputs = torch.randn(3, 8, 6)
+
+        def loss(number: int) -> Tensor:
+            return sum(each.square().mean() for each in model(inputs[number].sin()))
+
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, "mix")
+    assert verdict["class"] == "order", verdict["sentence"]
+    assert "it is the result of Tensor." in verdict["sentence"]
+
+
 @LEVELS
 def test_the_same_draws_are_no_evidence(tmp_path: Path, level: str) -> None:
     def run(debugger: PrecisionDebugger, change: float) -> None:

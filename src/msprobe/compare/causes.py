@@ -56,6 +56,7 @@ class Cause(WordedEnum):
     # Results
     OWN_CODE = "own_code", "made by this module's own code between its parts, first in {}"
     OTHER_RESULT = "other_result", "not what {} made"
+    OTHER_RETURN = "other_return", "it is {}"
     RANDOM_NUMBERS = (
         "random_numbers",
         "it draws random numbers: are the seeds and earlier draws the same?",

@@ -478,7 +478,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         communication: calls between ranks that have no records.
         outline: the other calls that have no records.
         labels: tensors without a gradient that such calls, outside of modules, are given together
-            with one that has a gradient. `where` is the call and the position.
+            with one that has a gradient. `where` is the call and the argument's position or name.
         events: clipping, scaling, schedules and optimizer steps, in order.
         cleared: calls that clear gradients, in order.
     """

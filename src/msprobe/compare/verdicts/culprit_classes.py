@@ -79,6 +79,7 @@ _BY_CAUSE: Final = {
     Cause.ARGUMENT: VerdictClass.ARGUMENT,
     Cause.OTHER_VALUE: VerdictClass.ARGUMENT,
     Cause.OTHER_ORDER: VerdictClass.ORDER,
+    Cause.OTHER_RETURN: VerdictClass.ORDER,
     Cause.OTHER_DRAW: VerdictClass.RANDOM,
     Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
     Cause.CHANGED_BETWEEN: VerdictClass.CALL,

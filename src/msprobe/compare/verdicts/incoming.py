@@ -252,7 +252,7 @@ class Incoming:
         if parent is not None and own_code:
             self._blame_code_around(call, parent, row)
             return
-        self._blame_feeding(row, self._cause_of(call, makers), self._made_by(row, makers))
+        self._blame_feeding(row, self._cause_of(call, makers), self.made_by(row, makers))
 
     def _cause_of(self, call: Call, makers: Makers) -> Cause:
         """Return why a call is given another value, which different calls made."""
@@ -320,7 +320,7 @@ class Incoming:
             and not self._state.calls.makes_other_call(call.pair)
         )
 
-    def _made_by(self, row: Row, makers: Makers) -> str:
+    def made_by(self, row: Row, makers: Makers) -> str:
         """Return what made a value on the target's side and what on the reference's."""
         state = self._state
         sides = [next(iter(side), None) for side in (makers.target, makers.reference)]

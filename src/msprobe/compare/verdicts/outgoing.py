@@ -102,12 +102,7 @@ class Outgoing:
         if call.pair.name in state.blamed_parents:
             self._blame_own_code(call, row)
             return
-        source = self._source_inside(call, row) if call.parsed.is_module else None
-        if source is not None:
-            self._share_fate(row, source)
-            return
-        if call.parsed.is_module and self._is_made_by_lone_call(row):
-            mark(row, Origin.INHERITED)
+        if call.parsed.is_module and self._judge_by_maker(call, row):
             return
         if incoming.suspect is not None and self._shows_argument(call, row, incoming):
             state.convict(incoming.suspect)
@@ -130,6 +125,30 @@ class Outgoing:
             mark(row, Origin.INHERITED if is_inherited else Origin.INTRODUCED)
         else:
             self._judge_size(call, row, incoming)
+
+    def _judge_by_maker(self, call: Call, row: Row) -> bool:
+        """Judge a module's result by the call that made it; return whether that settles it."""
+        source = self._source_inside(call, row)
+        if source is not None:
+            self._share_fate(row, source)
+        elif self._is_made_by_lone_call(row):
+            mark(row, Origin.INHERITED)
+        else:
+            return not call.is_backward and self._blame_return(row)
+        return True
+
+    def _blame_return(self, row: Row) -> bool:
+        """Blame a module for the result of another call that it returns; return whether it did.
+
+        Both sides make either result, to values that agree: one is returned too early, say.
+        """
+        rows, makers = self._state.rows, self._state.flow.makers(row)
+        made = [rows[side[0]] for side in (makers.target, makers.reference) if side]
+        agree = all(each.pair.is_matched and each.status is Status.EQUAL for each in made)
+        if len(made) < 2 or made[0].pair is made[1].pair or not agree:
+            return False
+        mark(row, Origin.INTRODUCED, Cause.OTHER_RETURN, self._incoming.made_by(row, makers))
+        return True
 
     def _blame_reshaping(self, call: Call) -> bool:
         """Blame what gave the numbers that a call takes in another shape; return whether it did.
