@@ -12,7 +12,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from builders.two_runs import verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
+from msprobe.capture.session import reset_session  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -91,3 +94,28 @@ def test_a_program_that_calls_start_twice_in_each_step_is_not_accused(
 def test_micro_batches_that_each_call_start_are_not_accused(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, divided, True, None, level)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("wanted", "expected"), [([0, 1, 3], "incomplete"), (None, "equal")])
+def test_a_program_that_ends_between_steps_lacks_those_that_it_was_to_record(
+    tmp_path: Path, wanted: list[int] | None, expected: str, swapped: bool
+) -> None:
+    for name, count in (("target", 4 if swapped else 2), ("reference", 2 if swapped else 4)):
+        torch.manual_seed(1)
+        reset_session()
+        debugger = PrecisionDebugger(dump_path=str(tmp_path / name), level="L0", step=wanted)
+        model = nn.Linear(5, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        batches = torch.randn(4, 8, 5)
+        for number in recorded_steps(debugger, model, count):
+            model(batches[number]).square().mean().backward()
+            optimizer.step()
+    reset_session()
+    sides = tmp_path / "target", tmp_path / "reference"
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+    assert verdict["class"] == expected, verdict["sentence"]
+    side, numbers = ("reference" if swapped else "target"), "step 3" if wanted else "steps 2, 3"
+    assert f"has {numbers}" in verdict["sentence"]
+    words = f"the {side} ends after step 1; it was to record more: 3"
+    assert (words in verdict["sentence"]) is (expected == "incomplete")

@@ -137,7 +137,7 @@ def test_a_state_that_is_not_carried_over_is_named(level: str, tmp_path: Path) -
 
 def test_a_batch_after_results_that_differ_is_none_of_their_causes(tmp_path: Path) -> None:
     found = verdict_on(tmp_path, rollouts, "kept", level="L0")
-    assert found["sentence"].startswith("call: only the reference calls Tensor.__invert__")
+    assert found["sentence"].startswith("call: only the reference calls Tensor.__mul__")
     assert found["confidence"] == "likely"
 
 

@@ -9,7 +9,7 @@ succeeded afterwards.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -18,6 +18,7 @@ from msprobe.dump.facts import Ended, Ending
 
 _MOST_TEXT: Final = 300
 _MOST_AGAIN: Final = 100
+_MOST_LATER: Final = 100
 # They end a loop or a generator, and say nothing of an error.
 _ORDINARY: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
 
@@ -142,8 +143,12 @@ class StepEnding:
         self._left = self._last
         self._pending[work] = self._next_order()
 
-    def judge(self) -> Ended:
-        """Return how the step ends, if it ends now."""
+    def judge(self, later: Sequence[int] = ()) -> Ended:
+        """Return how the step ends, if it ends now.
+
+        Args:
+            later: the steps that are to be recorded after it.
+        """
         how = Ending.WHOLE if self.is_stopped else Ending.UNSTOPPED
         order = self._pending.pop(Work.CALL, None)
         if self._pending or (order is not None and self._next_order() == order + 1):
@@ -155,6 +160,7 @@ class StepEnding:
             record=record,
             stepped=self.is_stepped,
             begun_again=self.begun_again[:_MOST_AGAIN],
+            later=list(later[:_MOST_LATER]),
         )
 
 

@@ -485,7 +485,8 @@ class Session:
         self._guarded("step", self._hand_on_waiting)
         if self.checks.judge is not None:
             self._guarded("diff_check", self.checks.judge.end_step)
-        ended = self.facts.ended = self.current.ending.judge()
+        later = self.config.wanted_after(self.step_number)
+        ended = self.facts.ended = self.current.ending.judge(later)
         self._guarded("step", self.facts.finish)
         self.dump = None
         self.recording.use(None)

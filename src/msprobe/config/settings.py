@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -326,6 +326,10 @@ class Config:
     def wants_step(self, step: int) -> bool:
         """Return whether this step is to be recorded."""
         return not self.step or _contains(self.step, step)
+
+    def wanted_after(self, step: int) -> tuple[int, ...]:
+        """Return the listed steps that come after one; none when there is no end."""
+        return self.step[bisect_right(self.step, step) :]
 
     def wants_rank(self, rank: int) -> bool:
         """Return whether this rank is to be recorded."""

@@ -69,6 +69,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         stepped: whether ``step`` ended it, and not the end of the program.
         begun_again: how many calls of the model it had made, each time that ``start`` was called in
             it without ``stop`` before.
+        later: numbers of the next steps that are to be recorded, as far as the configuration
+            lists them.
     """
 
     how: Ending
@@ -76,6 +78,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
     stepped: bool = True
     begun_again: list[int] = []
+    later: list[int] = []
 
     @property
     def words(self) -> str:

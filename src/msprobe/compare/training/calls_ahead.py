@@ -10,6 +10,7 @@ from typing import Final
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.outline_differences import OutlineDifference, first_difference
 from msprobe.compare.training.outlined_calls import (
+    COPIES,
     MadeCalls,
     is_ahead_of,
     line_of,
@@ -17,8 +18,13 @@ from msprobe.compare.training.outlined_calls import (
     operator_name,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import OutlinedCall
 
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ORDER, VerdictClass.PRECISION)
+# They take the data and put it together, whatever is made of it.
+_TAKING: Final = ("gather", "getitem", "index_select", "narrow", "select", "take", "unbind")
+_JOINING: Final = ("as_tensor", "cat", "stack", "tensor")
+_OF_DATA: Final = COPIES.union(_TAKING, _JOINING)
 _Calls = Sequence[tuple[str | None, str]]
 
 
@@ -41,7 +47,7 @@ class CallsAhead:
             pair: its facts.
             names: the forward records of the model that is called first, on both sides.
         """
-        made = made_calls(pair.sides, *map(is_ahead_of, names))
+        made = made_calls(pair.sides, *map(is_ahead_of, names)).only(_computes)
         self._first = self._first if any(self._steps) else made
         for steps, calls in zip(self._steps, made, strict=True):
             steps.append([(line_of(call), operator_name(call)) for call in calls])
@@ -56,6 +62,10 @@ class CallsAhead:
             return None
         found = first_difference(self._first.only(lambda call: line_of(call) in lines))
         return found if found is not None and found.verdict in _OF_CALLS else None
+
+
+def _computes(call: OutlinedCall) -> bool:
+    return operator_name(call) not in _OF_DATA
 
 
 def _steady_lines(steps: Sequence[_Calls]) -> set[str | None]:

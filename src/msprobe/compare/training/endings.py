@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    of_sides,
+    shown_names,
+)
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.start import equal_at_start, kinds_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -42,6 +48,28 @@ def ended_differences(pair: FactsPair, last: FactsPair | None) -> Iterator[FactD
                 record=ended.record,
                 is_passed_on=ended.is_passed_on,
                 next=(f"record the {side} again, and compare whole steps",),
+            )
+
+
+def lacking_steps(
+    last: FactsPair, steps_alone: Mapping[str, Sequence[int]]
+) -> Iterator[FactDifference]:
+    """Yield that a recording ends before steps that it was to have, and that the other side has.
+
+    Args:
+        last: the facts of the last step that both sides have.
+        steps_alone: side → its steps that the other side lacks.
+    """
+    for side, other, facts, _ in of_sides(*last.sides):
+        later = facts.ended.later if facts.ended is not None else []
+        lacking = [step for step in later if step in steps_alone.get(other, ())]
+        if lacking:
+            numbers = shown_names([*map(str, lacking)])
+            yield last.difference(
+                VerdictClass.INCOMPLETE,
+                Moment.UPDATE,
+                f"the {side} ends after step {last.step}; it was to record more: {numbers}",
+                next=(f"look for what ended the {side}: a process that is killed tells nobody",),
             )
 
 

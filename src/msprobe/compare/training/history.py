@@ -19,7 +19,7 @@ from msprobe.compare.training.clipping import (
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
-from msprobe.compare.training.endings import ended_differences, first_to_end
+from msprobe.compare.training.endings import ended_differences, first_to_end, lacking_steps
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint
 from msprobe.compare.training.generators import RandomHistory, drawn_within
@@ -345,6 +345,16 @@ class TrainingHistory:
         """
         for history in self._ranks.values() if self._has_same_gradients else ():
             history.data.divide_all(words)
+
+    def end_early(self, steps_alone: Mapping[str, Sequence[int]]) -> None:
+        """Take in the steps that one side alone recorded, by side; the other may have wanted them.
+
+        A process that is killed between two steps leaves whole ones.
+        """
+        pairs = (history.last for history in self._ranks.values())
+        last = max((each for each in pairs if each), key=attrgetter("step"), default=None)
+        if last is not None:
+            self.found += lacking_steps(last, steps_alone)
 
     def differences(self) -> list[FactDifference]:
         """Return all differences, in the order in which they take effect."""

@@ -116,6 +116,7 @@ class Summary:
     ) -> None:
         """Take in which steps of each side have no partner, and how many ranks the sides have."""
         self._scope.add_steps_alone(steps_alone)
+        self._training.end_early(steps_alone)
         self._scope.add_world_sizes(target, reference)
         if target != reference:
             self._training.divide("the ranks of both sides share the samples")
