@@ -23,7 +23,7 @@ from msprobe.dump.facts import OutlinedCall
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ORDER, VerdictClass.PRECISION)
 # They take the data and put it together, whatever is made of it.
 _TAKING: Final = ("gather", "getitem", "index_select", "narrow", "select", "take", "unbind")
-_JOINING: Final = ("as_tensor", "cat", "stack", "tensor")
+_JOINING: Final = ("as_tensor", "cat", "constant_pad_nd", "pad", "pad_sequence", "stack", "tensor")
 _OF_DATA: Final = COPIES.union(_TAKING, _JOINING)
 _Calls = Sequence[tuple[str | None, str]]
 
