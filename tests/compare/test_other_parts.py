@@ -22,11 +22,12 @@ class Encoder(nn.Module):
 
     def __init__(self, change: str | None) -> None:
         super().__init__()
-        self.change = change
+        self.change, self.norm_first = change, change == "set to norm first"
         self.into, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.into(self.norm(x)) if self.change == "norm first" else self.norm(self.into(x))
+        is_first = self.norm_first or self.change == "norm first"
+        x = self.into(self.norm(x)) if is_first else self.norm(self.into(x))
         if self.change == "norm twice":
             x = self.norm(x)
         made: Tensor = self.head(0.5 * x[:, 0] + 0.5 * x[:, 1:].mean(1))
@@ -44,6 +45,7 @@ def encoding(debugger: PrecisionDebugger, change: str | None) -> None:
     ("change", "expected", "words"),
     [
         ("norm first", "order", "Module.norm.LayerNorm.forward.0 (test_other_parts.py:"),
+        ("set to norm first", "order", "norm_first is True in the target, False in the reference"),
         ("norm twice", "call", "only the target calls Module.norm.LayerNorm.forward.1"),
     ],
 )
