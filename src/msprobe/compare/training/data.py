@@ -6,33 +6,44 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+from msprobe.compare.training.batches import (
+    Batch,
+    Made,
+    alone_words,
+    are_reordered,
+    both_tensors,
+    changed_tensors,
+    exchanged_inputs,
+    is_rounding,
+    kind_of_data,
+    other_types,
+    records_of,
+    without_made,
+    without_wheres,
+)
 from msprobe.compare.training.calls_ahead import CallsAhead
 from msprobe.compare.training.data_pairing import (
     by_micro,
     called_alike,
     calls_other_models,
-    key_of,
-    keys_of,
     models_called,
     models_words,
     paired,
     tensors_of,
     without_further,
 )
-from msprobe.compare.training.data_words import holds_the_same, samples_of, tensor_words
+from msprobe.compare.training.data_words import samples_of, tensor_words
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
-    of_sides,
     steps_ahead,
 )
-from msprobe.compare.training.facts_pair import FactsPair, same
-from msprobe.compare.training.fingerprints import Change, change_of, of_data
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.loaders import LoaderChange, loader_change
 from msprobe.compare.training.micro_batches import SAME_BATCHES, is_split, other_counts
@@ -40,55 +51,11 @@ from msprobe.compare.training.modes import lone_autocast_epsilon
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import difference_ahead
 from msprobe.compare.training.random_calls import DrawAhead, draw_ahead
-from msprobe.compare.training.same_training import total_loss
+from msprobe.compare.training.turned_calls import TurnedCalls
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
-from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import parse_record_name
-from msprobe.numerics.number_types import WHOLE, Kind, kind_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A micro batch of both sides; a side that lacks it has no tensors.
-
-    Attributes:
-        epsilon: resolution of a type in which one side alone computed earlier results, of which
-            the batch may be made; 0 without one.
-    """
-
-    step: int
-    micro: int
-    target: Sequence[Data]
-    reference: Sequence[Data]
-    epsilon: float = 0.0
-
-    @property
-    def keys(self) -> tuple[Hashable, Hashable]:
-        """Keys that equal batches share."""
-        return keys_of(self.target), keys_of(self.reference)
-
-
-class Made(Protocol):
-    """Tells which inputs of a model, those of both sides, calls of the step made."""
-
-    def __contains__(self, both: object) -> bool:
-        """Return whether they are no data."""
-
-    def carried(self, both: tuple[Data, Data]) -> tuple[bool, bool]:
-        """Return for both sides whether an input is made of results of the step before."""
-
-    def makes(self, data: Data, *, is_target: bool) -> bool:
-        """Return whether recorded calls made an input, which may be one side's alone."""
-
-    def are_made(self, both: tuple[Data, Data]) -> bool:
-        """Return whether recorded calls made an input on both sides."""
-
-    def is_faulty(self, both: tuple[Data, Data]) -> bool:
-        """Return whether they are what a call to blame made of the data."""
-
-    def is_drawn(self, both: tuple[Data, Data]) -> bool:
-        """Return whether they are made of drawn numbers alone, by the same calls."""
+from msprobe.numerics.number_types import Kind
 
 
 class DataHistory:
@@ -101,14 +68,12 @@ class DataHistory:
 
     def __init__(self, rank: int | str) -> None:
         self._rank = rank
-        self._batches: list[_Batch] = []
+        self._batches: list[Batch] = []
         self._uneven: FactDifference | None = None
         self._forgotten: FactDifference | None = None  # a result of the step before
         self._exchanged: FactDifference | None = None  # inputs of one call
         self._other_order: dict[int, str] = {}
-        self._turned: FactDifference | None = None  # calls of one model
-        self._may_be_turned = True
-        self._alike = set[int]()  # steps that come to the same losses and gradients
+        self._turned = TurnedCalls()
         self._ahead: dict[int, OutlineDifference | None] = {}
         self._steady = CallsAhead()
         self._draws: dict[int, DrawAhead | None] = {}
@@ -151,16 +116,16 @@ class DataHistory:
         self._other_order[pair.step] = models_words(pair)
         epsilon = lone_autocast_epsilon(pair)
         batches = [
-            _Batch(pair.step, micro, *tensors_of(own, other), epsilon if micro else 0.0)
+            Batch(pair.step, micro, *tensors_of(own, other), epsilon if micro else 0.0)
             for own, other in paired(*sides)
             for micro in (own[0].micro,)
         ]
-        self._note_turned(pair, batches)
-        self._steady.add(pair, _records_of(batches[0]))
-        exchanged = [_exchanged(batch, made_inside) for batch in batches]
+        self._turned.add(pair, batches)
+        self._steady.add(pair, records_of(batches[0]))
+        exchanged = [exchanged_inputs(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
         self._exchanged = self._exchanged or next(found, None)
-        batches = [*map(_without_wheres, batches, exchanged)]
+        batches = [*map(without_wheres, batches, exchanged)]
         other = next((each for each in batches if each.keys[0] != each.keys[1]), None)
         if other is not None:
             self._look_before(pair, other)
@@ -169,7 +134,7 @@ class DataHistory:
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
-            else _without(batch, made_inside)
+            else without_made(batch, made_inside)
             for batch in batches
         ]
         # Calls before the model is first called may have no records: those to blame, that make all
@@ -178,14 +143,14 @@ class DataHistory:
             forgotten = (
                 self._of_forgotten(pair.step, both, made_inside.carried(both))
                 for batch in batches
-                for both in _changed(batch)
+                for both in changed_tensors(batch)
             )
             self._forgotten = self._forgotten or next(filter(None, forgotten), None)
-            faulty = [any(map(made_inside.is_faulty, _changed(batch))) for batch in batches]
+            faulty = [any(map(made_inside.is_faulty, changed_tensors(batch))) for batch in batches]
             if batches[1:] and all(faulty[1:]):
                 given[0] = replace(given[0], target=(), reference=())
             # Where nothing else comes in, the data themselves are drawn within the step.
-            changed = itertools.chain.from_iterable(map(_changed, batches))
+            changed = itertools.chain.from_iterable(map(changed_tensors, batches))
             if not any(each.target for each in given) and all(map(made_inside.is_drawn, changed)):
                 given = batches
         known = [each for each in given if each.target or each.reference]
@@ -195,37 +160,11 @@ class DataHistory:
     def note_training(self, step: int, *, is_alike: bool) -> None:
         """Take in whether a step comes to the same losses and gradients on both sides."""
         if is_alike:
-            self._alike.add(step)
+            self._turned.alike.add(step)
 
-    def _note_turned(self, pair: FactsPair, batches: Sequence[_Batch]) -> None:
-        """Note whether calls of a model get the same inputs in another order, to the same loss.
-
-        Where a backward pass follows from several of them, whoever made the inputs: then what is
-        made of their results comes in another order, too. With another loss they are other data.
-        """
-        target, reference = zip(*(batch.keys for batch in batches), strict=True)
-        if target == reference:
-            return
-        has_several = len(batches) > max(pair.passes) > 0 and not pair.has_closure
-        is_turned = has_several and Counter(target) == Counter(reference)
-        self._may_be_turned = self._may_be_turned and is_turned
-        if self._turned is None and is_turned and same(*map(total_loss, pair.sides)):
-            first = next(each for each in batches if each.keys[0] != each.keys[1])
-            record = first.target[0].record
-            self._turned = self._difference(
-                pair.step,
-                f"{record or 'the model'} and its later calls get the same inputs in another order "
-                f"(step {pair.step})",
-                Effect.POSSIBLE,
-                verdict=VerdictClass.ORDER,
-                next=("look at the calls of the model",),
-                record=record,
-                micro=first.target[0].micro,
-            )
-
-    def _is_of_loader(self, batch: _Batch) -> bool:
+    def _is_of_loader(self, batch: Batch) -> bool:
         """Return whether the sizes of a batch are those that the loaders are set to."""
-        return any(self._loaders.explains(*both) for both in _changed(batch))
+        return any(self._loaders.explains(*both) for both in changed_tensors(batch))
 
     def divide(self, step: int, words: str) -> None:
         """Take in a step in which ranks share the same samples in another way.
@@ -247,10 +186,10 @@ class DataHistory:
     @property
     def is_same(self) -> bool:
         """Whether both sides recorded their batches in all steps, equal but for rounding."""
-        return self._is_recorded and all(map(_is_rounding, self._differing))
+        return self._is_recorded and all(map(is_rounding, self._differing))
 
     @property
-    def _differing(self) -> list[_Batch]:
+    def _differing(self) -> list[Batch]:
         return [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
 
     def differences(self, alike_since: float = math.inf) -> Iterator[FactDifference]:
@@ -265,19 +204,21 @@ class DataHistory:
             may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
             yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
         yield from filter(None, (self._forgotten, self._exchanged))
-        if self._turned is not None and self._may_be_turned:
-            is_idle = self._turned.step in self._alike
-            yield replace(self._turned, effect=Effect.NONE) if is_idle else self._turned
+        turned = self._turned.difference
+        if turned is not None:
+            yield turned
             return
         differing = self._differing
-        apart = [batch for batch in differing if not _is_rounding(batch)]
+        apart = [batch for batch in differing if not is_rounding(batch)]
         if not apart:
             if differing:
-                words = _other_types(differing) or (
+                words = other_types(differing) or (
                     f"the data agree within rounding, not to the bit (batches: {len(differing)})"
                 )
                 # Calls may take truth values and numbers in different ways.
-                is_kind = any(_kind(a) is not _kind(b) for a, b in _changed(differing[0]))
+                is_kind = any(
+                    kind_of_data(a) is not kind_of_data(b) for a, b in changed_tensors(differing[0])
+                )
                 effect = Effect.POSSIBLE if is_kind else Effect.NONE
                 yield self._difference(differing[0].step, words, effect)
             return
@@ -285,11 +226,11 @@ class DataHistory:
         agree = any(b.step == first.step and b not in differing for b in self._batches)
         models = self._other_order.get(first.step, "")
         order = "" if models else self._order_words(apart)
-        changed = [_changed(batch) for batch in apart]
-        alone = [words for batch in apart for words in _alone_words(batch)]
+        changed = [changed_tensors(batch) for batch in apart]
+        alone = [words for batch in apart for words in alone_words(batch)]
         is_given = not order and bool(alone) and not any(changed)
         # Samples or edges may come in any order within a batch: the values tell if it matters.
-        is_permuted = not order and all(map(_holds_the_same, apart)) and any(changed)
+        is_permuted = not order and all(map(are_reordered, apart)) and any(changed)
         is_reshaped = all(b and all(a.shape != o.shape for a, o in b) for b in changed)
         trains_alike = alike_since <= first.step
         is_certain = (order or models or (changed[0] and not is_permuted)) and not trains_alike
@@ -347,15 +288,15 @@ class DataHistory:
             micro=tensor.micro,
         )
 
-    def _look_before(self, pair: FactsPair, other: _Batch) -> None:
+    def _look_before(self, pair: FactsPair, other: Batch) -> None:
         """Note what comes before the model is given another batch."""
         if not self._loaders.words:
             self._loaders = loader_change(pair)
-        names = _records_of(other)
+        names = records_of(other)
         self._ahead[pair.step] = difference_ahead(
             pair.sides,
             names,
-            has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
+            has_same_sizes=all(a.shape == b.shape for a, b in both_tensors(other)),
         )
         self._draws[pair.step] = draw_ahead(pair.sides, names)
 
@@ -365,14 +306,19 @@ class DataHistory:
         states = [self._moved.get(each) for each in (step, step + 1)]
         return None if draw is not None and draw.is_same and states == [False, False] else draw
 
-    def _stays_apart(self, apart: Sequence[_Batch]) -> bool:
+    def _stays_apart(self, apart: Sequence[Batch]) -> bool:
         """Return whether batches agree until a step, and differ in real numbers alone ever after.
 
         So does noise, from a draw of one side alone on.
         """
         first = apart[0].step
         later = [batch for batch in self._batches if batch.step >= first]
-        kinds = {_kind(each) for batch in apart for both in _changed(batch) for each in both}
+        kinds = {
+            kind_of_data(each)
+            for batch in apart
+            for both in changed_tensors(batch)
+            for each in both
+        }
         is_first = all(batch.step == first for batch in self._batches if batch.step <= first)
         steps = {batch.step for batch in later}
         return (
@@ -421,7 +367,7 @@ class DataHistory:
         } | more
         return FactDifference(moment=Moment.DATA, step=step, rank=self._rank, **told)
 
-    def _order_words(self, apart: Sequence[_Batch]) -> str:
+    def _order_words(self, apart: Sequence[Batch]) -> str:
         """Return how the order of the batches differs; empty where the batches do."""
         targets, references = ([batch.keys[side] for batch in self._batches] for side in (0, 1))
         first = apart[0]
@@ -444,7 +390,7 @@ class DataHistory:
             )
         return ""
 
-    def _place(self, batch: _Batch, *, is_made: bool = False) -> str:
+    def _place(self, batch: Batch, *, is_made: bool = False) -> str:
         """Return which batch it is; what a call makes of one is none."""
         if not batch.micro and is_made:
             return f"what the model gets in step {batch.step}"
@@ -454,7 +400,7 @@ class DataHistory:
             return f"what {self._call(batch)} gets in step {batch.step}"
         return f"{self._call(batch)} of step {batch.step}"
 
-    def _call(self, batch: _Batch) -> str:
+    def _call(self, batch: Batch) -> str:
         """Return which call of its model, or which micro batch, a batch is given to."""
         name = parse_record_name((batch.reference or batch.target)[0].record or "")
         if self._has_models and name.index is not None:
@@ -463,7 +409,7 @@ class DataHistory:
             return f"call {batch.micro} of the model"
         return f"micro batch {batch.micro}"
 
-    def _share(self, apart: Sequence[_Batch]) -> str:
+    def _share(self, apart: Sequence[Batch]) -> str:
         """Return how many batches differ, in words, or in how many steps; empty for one of one.
 
         Where calls of several models are given inputs, these are not batches each.
@@ -474,11 +420,11 @@ class DataHistory:
         total = len(self._batches)
         return f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
 
-    def _batch_words(self, apart: Sequence[_Batch], *, is_made: bool = False) -> str:
+    def _batch_words(self, apart: Sequence[Batch], *, is_made: bool = False) -> str:
         batch = apart[0]
-        sizes = samples_of(_tensors(batch))
-        changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
-        alone = _alone_words(batch)
+        sizes = samples_of(both_tensors(batch))
+        changed = [tensor_words(*both, samples=sizes) for both in changed_tensors(batch)]
+        alone = alone_words(batch)
         place = self._place(batch, is_made=is_made)
         share = "" if self._leaves_out or is_made else self._share(apart)
         if alone and not changed:
@@ -489,141 +435,3 @@ class DataHistory:
         if not changed:
             return f"{place} holds other tensors{share}"
         return f"{place} differs: {'; '.join(changed[:2])}{share}"
-
-
-def _records_of(batch: _Batch) -> list[str | None]:
-    """Return the records of the model that is given a batch, on both sides."""
-    return [next((one.record for one in side), None) for side in (batch.target, batch.reference)]
-
-
-def _exchanged(batch: _Batch, made_inside: Made | None) -> Sequence[Data]:
-    """Return two inputs of a call, those of the target, that the other side gives it as the other.
-
-    Empty without such. Where calls made all of them, these tell which result is which.
-    """
-    for one, other in itertools.combinations(_changed(batch), 2):
-        if made_inside is not None and made_inside.are_made(one) and made_inside.are_made(other):
-            continue
-        if key_of(one[0]) == key_of(other[1]) and key_of(other[0]) == key_of(one[1]):
-            return one[0], other[0]
-    return ()
-
-
-def _without_wheres(batch: _Batch, inputs: Sequence[Data]) -> _Batch:
-    """Return a batch without some of its inputs."""
-    names = {each.where for each in inputs}
-    target, reference = (
-        [each for each in side if each.where not in names]
-        for side in (batch.target, batch.reference)
-    )
-    return replace(batch, target=target, reference=reference) if names else batch
-
-
-def _without(batch: _Batch, made_inside: Made) -> _Batch:
-    """Return a batch without the tensors that calls of the step made."""
-    made = {
-        id(each)
-        for both in _tensors(batch)
-        if key_of(both[0]) != key_of(both[1]) and both in made_inside
-        for each in both
-    }
-    both_sides = batch.target, batch.reference
-    alone = {each.where for each in both_sides[0]} ^ {each.where for each in both_sides[1]}
-    formed = [
-        each.where
-        for place, side in enumerate(both_sides)
-        for each in side
-        if each.where in alone and made_inside.makes(each, is_target=not place)
-    ]
-    sides = [
-        [each for each in side if id(each) not in made and not _is_form(each.where, alone, formed)]
-        for side in both_sides
-    ]
-    return replace(batch, target=sides[0], reference=sides[1])
-
-
-def _is_form(where: str, alone: set[str], formed: Sequence[str]) -> bool:
-    """Return whether calls made an argument, or the other side's form of it, for one side alone."""
-    return where in alone and any(
-        where == each or where.startswith(f"{each}.") or each.startswith(f"{where}.")
-        for each in formed
-    )
-
-
-def _alone_words(batch: _Batch) -> list[str]:
-    """Return which arguments only one side has; empty where the sides name them differently."""
-    target = {each.where for each in batch.target}
-    reference = {each.where for each in batch.reference}
-    if not target & reference:
-        return []
-    return [
-        f"only the {side} is given {where}"
-        for side, _, own, other in of_sides(target, reference)
-        for where in sorted(own - other)
-    ]
-
-
-def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
-    """Return the tensors of both sides in pairs: by their places, else in order."""
-    references = {each.where: each for each in batch.reference}
-    paired = [(each, references[each.where]) for each in batch.target if each.where in references]
-    if paired:
-        return paired
-    return list(zip(batch.target, batch.reference, strict=False))
-
-
-def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
-    """Return the tensors that both sides have, and that differ."""
-    return [both for both in _tensors(batch) if key_of(both[0]) != key_of(both[1])]
-
-
-def _holds_the_same(batch: _Batch) -> bool:
-    """Return whether the tensors of both sides hold the same values, if in another order.
-
-    One that a side alone has may be made of them: a matrix of edges.
-    """
-    return all(
-        target.shape == reference.shape and holds_the_same(target, reference)
-        for target, reference in _changed(batch)
-    )
-
-
-def _kind(data: Data) -> Kind:
-    return kind_of(normal_dtype(data.dtype))
-
-
-def _is_rounding(batch: _Batch) -> bool:
-    if not len(_tensors(batch)) == len(batch.target) == len(batch.reference):
-        return False
-    return all(
-        target.shape == reference.shape
-        and (_kind(target) is _kind(reference) or {_kind(target), _kind(reference)} <= WHOLE)
-        and _is_near(_change(target, reference), batch.epsilon)
-        for target, reference in _tensors(batch)
-    )
-
-
-def _is_near(change: Change, epsilon: float) -> bool:
-    """Return whether rounding, also that of a type computed in before, explains a difference."""
-    coarsest = max(change.epsilon, epsilon) if change.epsilon else 0.0  # integers do not round
-    return change._replace(epsilon=coarsest).is_rounding
-
-
-def _other_types(batches: Sequence[_Batch]) -> str | None:
-    """Return in words that all that differs are the types of integers; None if it is not."""
-    changed = [both for batch in batches for both in _changed(batch)]
-    types = {(normal_dtype(each.dtype), normal_dtype(other.dtype)) for each, other in changed}
-    if len(types) != 1:
-        return None
-    (target, reference), *_ = types
-    # Integers do not round: statistics and projections of another type are the same.
-    if target == reference or kind_of(target) not in WHOLE:
-        return None
-    return (
-        f"the data agree, as {target} in the target and {reference} in the reference (batches: "
-        f"{len(batches)})"
-    )
-
-
-def _change(target: Data, reference: Data) -> Change:
-    return change_of(of_data(target), of_data(reference))

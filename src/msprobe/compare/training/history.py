@@ -10,6 +10,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msprobe.compare.training.batches import Made
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -17,7 +18,7 @@ from msprobe.compare.training.clipping import (
     scaler_differences,
 )
 from msprobe.compare.training.collectives import collective_differences
-from msprobe.compare.training.data import DataHistory, Made
+from msprobe.compare.training.data import DataHistory
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.endings import ended_differences, first_to_end, lacking_steps
 from msprobe.compare.training.facts_pair import FactsPair, StepPair

@@ -21,7 +21,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Origin
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
-from msprobe.compare.training.data import Made
+from msprobe.compare.training.batches import Made
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.micro_batches import is_split
 from msprobe.compare.verdicts.carried import Carried
