@@ -120,8 +120,9 @@ class DataHistory:
             for own, other in paired(*sides)
             for micro in (own[0].micro,)
         ]
-        self._turned.add(pair, batches)
-        self._steady.add(pair, records_of(batches[0]))
+        if batches:  # the calls of one side may have no partners at all
+            self._turned.add(pair, batches)
+            self._steady.add(pair, records_of(batches[0]))
         exchanged = [exchanged_inputs(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
         self._exchanged = self._exchanged or next(found, None)
