@@ -312,3 +312,22 @@ def test_a_cast_of_one_side_alone(tmp_path: Path, level: str, kind: str) -> None
     verdict = verdict_on(tmp_path, run, kind, None, level)
     assert verdict["class"] == "precision", verdict["sentence"]
     assert ("a cast to bfloat16" in verdict["sentence"]) is (kind == "cast")
+
+
+@LEVELS
+def test_batches_that_are_divided_otherwise_and_differ_later(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        inputs = torch.randn(3, 8, 6)
+        if change:
+            inputs[1] *= 2
+        for number in recorded_steps(debugger, model):
+            optimizer.zero_grad()
+            parts = inputs[number].chunk(2 if change else 1)
+            for part in parts:
+                (model(part).square().mean() / len(parts)).backward()
+            optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, "halves", None, level)
+    assert verdict["class"] in ("data", "unexplained"), verdict["sentence"]
