@@ -164,8 +164,7 @@ def program(debugger: PrecisionDebugger, change: str) -> None:
         ),
         (
             "returned",
-            "argument 0 of Tensor.__sub__ (<near>) is fed with the result of "
-            "Module.heads.1.Linear.forward.0 instead of the result of "
+            "it is the result of Module.heads.1.Linear.forward.0 instead of the result of "
             "Module.heads.0.Linear.forward.0",
         ),
         ("loss", "Tensor.__sub__ (<turned>) takes its operands the other way round"),

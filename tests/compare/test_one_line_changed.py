@@ -167,6 +167,43 @@ def test_a_result_that_is_returned_too_early_is_named(tmp_path: Path) -> None:
 
 
 @LEVELS
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_results_that_are_returned_the_other_way_round(
+    tmp_path: Path, level: str, is_taken: bool
+) -> None:
+    """They differ only if the program does not take them the other way round, too."""
+
+    class Pair(nn.Module):
+        def __init__(self, is_turned: bool) -> None:
+            super().__init__()
+            self.base, self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+            self.turned = {"": is_turned}
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.base(x).tanh()
+            own, other = self.one(h), self.other(h)
+            return (other, own) if self.turned[""] else (own, other)
+
+    def run(debugger: PrecisionDebugger, is_turned: bool) -> None:
+        model = Pair(is_turned)
+        inputs = torch.randn(3, 8, 6)
+
+        def loss(number: int) -> Tensor:
+            own, other = model(inputs[number])
+            if is_turned and is_taken:
+                own, other = other, own
+            return (own.tanh() - other).square().mean()
+
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+    if is_taken:
+        assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+    else:
+        assert verdict["class"] == "order", verdict["sentence"]
+
+
+@LEVELS
 def test_the_same_draws_are_no_evidence(tmp_path: Path, level: str) -> None:
     def run(debugger: PrecisionDebugger, change: float) -> None:
         model = nn.Linear(6, 3)
